@@ -1,0 +1,1 @@
+"""When does disaggregation pay? See README.md."""

@@ -1,0 +1,1 @@
+"""What a deployment does and costs: hardware, LLM, workload, stage times, queueing, KV cache, economics."""

@@ -1,0 +1,60 @@
+"""A deployment, or a batch of them, as a struct of arrays: five stages, each with its pool's and its own choices."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from breakeven.models.topology import STAGES
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Stage:
+    """What serves one stage. Stages of one pool repeat its accelerator, replicas, pipeline and limits. Shapes (n,)."""
+
+    pool: Array  # label of the pool, a restricted-growth string over the stages
+    accelerator: Array  # row of catalog.accelerators
+    replicas: Array  # engine instances
+    tensor_parallel: Array  # ranks that share each layer
+    data_parallel: Array  # attention replicas inside one engine; experts are spread over all its ranks
+    expert_parallel: Array  # 1: experts are split by tensor parallelism; else whole experts per rank
+    pipeline_parallel: Array  # layer groups in sequence
+    max_batch: Array  # sequences one engine decodes together
+    token_budget: Array  # new tokens one step may take
+    chunked: Array  # 1.0: prefill chunks ride with the decode batch; 0.0: prefill first
+    weights: Array  # row of catalog.weight_schemes
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Deployment:
+    """Five stages and what joins them. Every leaf has shape (n,): one entry per candidate."""
+
+    encode: Stage
+    prefill_attention: Stage
+    prefill_ffn: Stage
+    decode_attention: Stage
+    decode_ffn: Stage
+    kv: Array  # row of catalog.kv_bytes_per_element
+    link: Array  # row of catalog.links: what the pools exchange crosses it
+    balanced: Array  # 1.0: calls go to the least loaded replica; 0.0: to the one that holds their session
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The five stages in the order of `topology.STAGES`."""
+        return tuple(getattr(self, name) for name in STAGES)
+
+    def __len__(self) -> int:
+        return int(self.kv.shape[0])
+
+
+STAGE_FIELDS = tuple(field.name for field in dataclasses.fields(Stage))
+
+
+def take(deployment: Deployment, index: object) -> Deployment:
+    """The candidates at `index` (an int keeps a batch of one)."""
+    rows = [index] if isinstance(index, int) else index
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[jnp.asarray(rows)], deployment)

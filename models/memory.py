@@ -1,0 +1,72 @@
+"""What fits: weights per accelerator, KV cache capacity in tokens, and what each sequence needs."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from breakeven.models.llm import LLM
+from breakeven.models.steps import kv_shards
+from breakeven.models.tables import Engine, Resolved, ResolvedStage
+
+ENCODER_BYTES = 2.0  # vision encoders stay in 16 bit
+ACTIVATION_FACTOR = 24.0  # bytes per budgeted token and hidden unit that an engine keeps for activations (assumption)
+
+
+class Memory(NamedTuple):
+    """Memory of one engine of the pool a stage stands in; shapes (n,)."""
+
+    weights_bytes: Array  # per accelerator
+    free_bytes: Array  # per accelerator, for KV; negative when the weights do not fit
+    capacity_tokens: Array  # of one engine
+
+
+def kv_bytes_per_token(llm: LLM, kv_bytes: Array, tokens: Array) -> Array:
+    """Bytes of KV cache per token of a sequence of `tokens`, all layers: full layers, and windows and recurrent
+    state spread over the sequence.
+
+    Llama-3.1-70B in 16 bit: 2 (K, V) x 8 heads x 128 x 80 layers x 2 bytes = 327,680 bytes.
+    """
+    window = llm.window_kv_elements_per_token * jnp.minimum(llm.window_tokens, tokens)
+    fixed = window * kv_bytes + llm.state_elements * 2.0
+    return (llm.kv_elements_per_token + llm.index_elements_per_token) * kv_bytes + fixed / jnp.maximum(tokens, 1.0)
+
+
+def _stage_weights_bytes(stage: ResolvedStage, llm: LLM, name: str) -> Array:
+    """Bytes per accelerator of the weights that one stage needs."""
+    choice = stage.choice
+    layers = choice.pipeline_parallel
+    ranks = choice.tensor_parallel * choice.data_parallel
+    if name == "encode":
+        return llm.encoder_weights * ENCODER_BYTES * jnp.ones_like(layers)
+    if name.endswith("attention"):
+        return llm.attention_weights * stage.attention_bytes / (choice.tensor_parallel * layers)
+    dense = llm.dense_weights * stage.dense_bytes + llm.head_weights * stage.head_bytes
+    dense = dense + llm.embedding_weights * ENCODER_BYTES
+    return dense / (choice.tensor_parallel * layers) + llm.expert_weights * stage.experts_bytes / (ranks * layers)
+
+
+def pool_weights_bytes(resolved: Resolved, pool: Array, llm: LLM) -> Array:
+    """Bytes of weights per accelerator of `pool`: stages of one kind that share the pool share one copy."""
+    total = jnp.zeros_like(resolved.kv_bytes_per_element)
+    for names in (("encode",), ("prefill_attention", "decode_attention"), ("prefill_ffn", "decode_ffn")):
+        present = jnp.zeros_like(total, dtype=bool)
+        for name in names:
+            stage = getattr(resolved, name)
+            here = (stage.choice.pool == pool) & ~present
+            total = total + jnp.where(here, _stage_weights_bytes(stage, llm, name), 0.0)
+            present = present | here
+    return total
+
+
+def pool_memory(
+    resolved: Resolved, stage: ResolvedStage, llm: LLM, engine: Engine, mean_tokens: Array
+) -> Memory:
+    """Memory of the pool that `stage` (an attention stage) stands in; `mean_tokens` is a sequence's usual length."""
+    choice, hw = stage.choice, stage.hardware
+    weights = pool_weights_bytes(resolved, choice.pool, llm)
+    activations = ACTIVATION_FACTOR * llm.hidden * choice.token_budget / choice.tensor_parallel
+    free = hw.memory_bytes * engine.memory_fraction - engine.reserve_bytes - weights - activations
+    ways = kv_shards(stage, llm) * choice.pipeline_parallel * choice.data_parallel
+    per_token = kv_bytes_per_token(llm, resolved.kv_bytes_per_element, mean_tokens)
+    return Memory(weights, free, jnp.maximum(free, 0.0) * ways / per_token)

@@ -1,0 +1,84 @@
+"""Small smooth functions in 32-bit floats: fast where the library's are slow, checked against them in tests."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+TINY = 1e-30
+
+
+def smooth_max(a: ArrayLike, b: ArrayLike) -> Array:
+    r"""Smooth roofline, :math:`(a^4 + b^4)^{1/4}`: the larger term far from the ridge, 19 % above it on the ridge.
+
+    Any unit, both the same and non-negative. The fourth-order norm costs two square roots and its
+    overlap loss at the ridge is what partial overlap of traffic and arithmetic shows on real kernels.
+
+    >>> round(float(smooth_max(3.0, 0.0)), 6)
+    3.0
+    """
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    high, low = jnp.maximum(a, b), jnp.minimum(a, b)
+    ratio = jnp.square(low / jnp.maximum(high, 1e-15))  # keeps the derivative finite where both are 0
+    return high * jnp.sqrt(jnp.sqrt(1.0 + jnp.square(ratio)))
+
+
+def normal_cdf(z: ArrayLike) -> Array:
+    """Standard normal distribution function; absolute error below 2e-7 in 32-bit floats."""
+    return 0.5 * (1.0 + lax.erf(jnp.asarray(z) * 0.70710678))
+
+
+def gamma_survival(x: ArrayLike, shape: ArrayLike) -> Array:
+    r"""Regularised upper incomplete gamma :math:`Q(k, x)` for shapes 0.05 to 3 and x >= 0.
+
+    A 14-term series below x = k + 1 and a 10-term continued fraction above it (Abramowitz and Stegun
+    6.5.29 and 6.5.31); absolute error below 1e-4, some tens of times faster than the library's on a CPU.
+    """
+    k = jnp.asarray(shape)
+    x = jnp.maximum(x, 1e-20)
+    front = jnp.exp(k * jnp.log(x) - x - lax.lgamma(k))
+    low = jnp.minimum(x, k + 1.0)
+    term = series = 1.0 / k
+    for n in range(1, 15):
+        term = term * low / (k + n)
+        series = series + term
+    high = jnp.maximum(x, k + 1.0)
+    fraction = high + 21.0 - k
+    for n in range(10, 0, -1):
+        fraction = high + (2 * n - 1) - k - n * (n - k) / fraction
+    return jnp.clip(jnp.where(x < k + 1.0, 1.0 - front * series, front / fraction), 0.0, 1.0)
+
+
+def gamma_cdf(x: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> Array:
+    """Gamma distribution function by mean and variance (Wilson and Hilferty 1931); 0 below zero.
+
+    The cube root of a gamma variable is nearly normal: error at most 0.002 for shapes of 3 and more,
+    0.03 near a shape of one half.
+    """
+    mean = jnp.maximum(mean, TINY)
+    spread = jnp.maximum(variance, 1e-8 * mean * mean) / (9.0 * mean * mean)
+    root = jnp.cbrt(jnp.maximum(x, 0.0) / mean)
+    return jnp.where(jnp.asarray(x) > 0.0, normal_cdf((root - 1.0 + spread) / jnp.sqrt(spread)), 0.0)
+
+
+def wait_probability(servers: ArrayLike, utilization: ArrayLike) -> Array:
+    r"""Probability of waiting in M/M/c for any real c >= 1, :math:`\rho^{\sqrt{2(c+1)}-1}` (Sakasegawa 1977).
+
+    Exact at c = 1. The mean wait that belongs to it is P(wait) / (c (1 - rho)) service times.
+    """
+    rho = jnp.clip(utilization, 1e-6, 1.0)
+    return rho ** (jnp.sqrt(2.0 * (jnp.asarray(servers) + 1.0)) - 1.0)
+
+
+def ramp(x: ArrayLike, centre: ArrayLike, half_width: ArrayLike) -> Array:
+    """Distribution function of a uniform spread of `half_width` around `centre`: 0 below, 1 above."""
+    half_width = jnp.maximum(half_width, TINY)
+    return jnp.clip(0.5 + 0.5 * (jnp.asarray(x) - centre) / half_width, 0.0, 1.0)
+
+
+def table_lookup(grid: Array, values: Array, x: ArrayLike) -> Array:
+    """Linear interpolation of `values` on a uniform `grid`, held constant outside it."""
+    step = (grid[-1] - grid[0]) / (grid.shape[0] - 1)
+    position = jnp.clip((jnp.asarray(x) - grid[0]) / step, 0.0, grid.shape[0] - 1.001)
+    left = position.astype(jnp.int32)
+    share = position - left
+    return values[left] * (1.0 - share) + values[left + 1] * share

@@ -1,0 +1,96 @@
+"""Waiting: M/G/1 and M/G/c by moments, delays added by moments, and the batch of a processor-sharing decode pool."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from breakeven.models.numerics import TINY, gamma_survival, wait_probability
+
+
+class Wait(NamedTuple):
+    """A wait that is zero with probability 1 - `probability`, else gamma with `mean_s` and squared CV `cv2`."""
+
+    probability: Array
+    mean_s: Array  # given that one waits
+    cv2: Array
+
+    @property
+    def average_s(self) -> Array:
+        return self.probability * self.mean_s
+
+    @property
+    def variance_s2(self) -> Array:
+        second = self.probability * self.mean_s**2 * (1.0 + self.cv2)
+        return jnp.maximum(second - self.average_s**2, 0.0)
+
+    def survival(self, x_s: Array) -> Array:
+        """P(wait > x) for x >= 0."""
+        shape = jnp.clip(1.0 / jnp.maximum(self.cv2, TINY), 0.05, 3.0)
+        return self.probability * gamma_survival(x_s / (self.mean_s + TINY) * shape, shape)
+
+
+class Moments(NamedTuple):
+    """First three raw moments of a service time, in seconds and its powers."""
+
+    first: Array
+    second: Array
+    third: Array
+
+    def scaled(self, factor: Array) -> "Moments":
+        """The moments of `factor` times the variable."""
+        return Moments(self.first * factor, self.second * factor**2, self.third * factor**3)
+
+    def mixed(self, other: "Moments", share: Array) -> "Moments":
+        """The moments of a mixture that takes `other` with probability `share`."""
+        return Moments(*(a + share * (b - a) for a, b in zip(self, other, strict=True)))
+
+
+def queue_wait(rate: Array, service: Moments, servers: Array, arrival_cv2: Array) -> Wait:
+    r"""Wait in a queue with `servers` equal servers, each fed at `rate` calls per second.
+
+    One server: Pollaczek-Khinchine and Takacs, with :math:`\rho = \lambda E[S]`,
+
+    .. math:: E[W] = \frac{\lambda E[S^2]}{2(1-\rho)}, \quad E[W^2] = 2E[W]^2 + \frac{\lambda E[S^3]}{3(1-\rho)}.
+
+    A pool that sends calls to its least loaded server is one server of the pool's speed whose waiting
+    probability is that of M/M/c (Sakasegawa). Arrivals burstier than Poisson stretch the wait by
+    (c_a^2 + c_s^2) / (1 + c_s^2) (Allen and Cunneen).
+    """
+    rho = jnp.clip(rate * service.first, 1e-6, 0.995)
+    idle = 1.0 - rho
+    pooled = service.scaled(1.0 / servers)
+    arrivals = rate * servers
+    mean = arrivals * pooled.second / (2.0 * idle)
+    second = 2.0 * mean**2 + arrivals * pooled.third / (3.0 * idle)
+    service_cv2 = jnp.maximum(service.second / (service.first**2 + TINY) - 1.0, 0.0)
+    given_wait = mean / rho * (arrival_cv2 + service_cv2) / (1.0 + service_cv2)
+    cv2 = jnp.maximum(second * rho / (mean**2 + TINY) - 1.0, 0.05)
+    return Wait(wait_probability(servers, rho), given_wait, cv2)
+
+
+def add_waits(*waits: Wait) -> Wait:
+    """The sum of independent waits, matched by its probability of being zero, mean and variance."""
+    none = jnp.ones_like(waits[0].probability)
+    mean = variance = jnp.zeros_like(none)
+    for wait in waits:
+        none = none * (1.0 - wait.probability)
+        mean = mean + wait.average_s
+        variance = variance + wait.variance_s2
+    probability = jnp.maximum(1.0 - none, 1e-9)
+    given = mean / probability
+    second = (variance + mean**2) / probability
+    return Wait(probability, given, jnp.maximum(second / (given**2 + TINY) - 1.0, 0.02))
+
+
+def uniform_wait(probability: Array, longest_s: Array) -> Wait:
+    """With some probability, a wait uniform between 0 and `longest_s` (for the end of the step in progress)."""
+    return Wait(probability, 0.5 * longest_s, jnp.full_like(longest_s, 1.0 / 3.0))
+
+
+def autocorrelation_share(life: Array) -> Array:
+    """Variance left when an exponentially correlated process is averaged over `life` correlation times,
+    2 (u - 1 + e^-u) / u^2; 1 at u = 0."""
+    u = jnp.maximum(life, 1e-6)
+    exact = 2.0 * (u + jnp.expm1(-u)) / (u * u)
+    return jnp.where(u < 0.05, 1.0 - u / 3.0 + u * u / 12.0, exact)

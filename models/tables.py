@@ -1,0 +1,289 @@
+"""The catalogue as arrays: one row per choice a study allows, gathered into each candidate's own numbers.
+
+`catalog(...)` builds the tables on the host, `resolve(deployment, catalog)` gathers. The cost model is
+differentiated with respect to what `resolve` returns.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from breakeven.models.catalog import table
+from breakeven.models.deployment import Deployment, Stage
+from breakeven.models.hardware import Accelerator, Link
+from breakeven.models.inputs import pick
+from breakeven.models.llm import LLM
+from breakeven.models.topology import STAGES
+
+ARITHMETIC = ("bf16", "int8", "fp8", "fp4")
+TENSOR_CLASSES = ("attention", "dense", "experts", "head")
+EFFICIENCIES = tuple(key for key in table("efficiency")["default"] if key not in ("source", "fitted"))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Hardware:
+    """Accelerators as arrays: shape (accelerators,) in the catalogue, (n,) once gathered for a stage."""
+
+    bf16_flops_per_s: Array
+    fp8_flops_per_s: Array
+    int8_flops_per_s: Array
+    fp4_flops_per_s: Array
+    memory_bytes: Array
+    memory_bandwidth_bytes_per_s: Array
+    scaleup_bytes_per_s: Array  # per direction, all peers together
+    scaleup_pair_bytes_per_s: Array  # between two of them
+    scaleup_domain: Array
+    per_instance: Array
+    nic_bytes_per_s: Array
+    host_bytes_per_s: Array
+    power_w: Array
+    all_in_power_w: Array
+    usd_per_hour: Array
+    available: Array  # how many one can have
+    hopper: Array  # 1.0 where the host launches slower (engines.toml)
+    weight_bandwidth: Array  # from here on: achieved shares of the peak (efficiency.toml)
+    expert_bandwidth: Array
+    kv_bandwidth: Array
+    gemm_bf16: Array
+    gemm_fp8: Array
+    gemm_int8: Array
+    gemm_fp4: Array
+    expert_gemm: Array
+    prefill_attention: Array
+    decode_attention: Array
+    collective_bandwidth: Array
+    alltoall_bandwidth: Array
+    expert_imbalance: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Links:
+    """Links between pools, shape (links,)."""
+
+    bytes_per_s: Array  # per port and direction, achieved
+    latency_s: Array
+    through_nic: Array  # 1.0: the accelerator's NIC limits it too
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class WeightSchemes:
+    """Bytes per parameter, shape (schemes, tensor classes), and one-hot arithmetic (schemes, classes, formats)."""
+
+    bytes_per_weight: Array
+    arithmetic: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Engine:
+    """What the serving engine adds (engines.toml); scalars in seconds, bytes and shares."""
+
+    layer_s: Array
+    latent_layer_s: Array
+    moe_layer_s: Array
+    step_s: Array
+    sequence_s: Array
+    allreduce_s: Array
+    alltoall_s: Array
+    hopper_factor: Array
+    request_s: Array
+    memory_fraction: Array
+    reserve_bytes: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Economy:
+    """What money and power depend on beside the accelerators; scalars."""
+
+    whole_instances: Array  # 1.0: accelerators are paid by whole instances of `per_instance`
+    pool_usd_per_hour: Array  # running cost of each pool beyond the first
+    idle_power_share: Array  # share of an accelerator's power that it draws when idle
+    power_overhead: Array  # PUE
+    budget_usd_per_hour: Array
+    max_power_w: Array  # provisioned, all in
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Catalog:
+    """Everything a deployment is evaluated against, all of it traced."""
+
+    hardware: Hardware
+    links: Links
+    weight_schemes: WeightSchemes
+    kv_bytes_per_element: Array
+    llm: LLM
+    engine: Engine
+    economy: Economy
+
+
+def _floats(values: Sequence[float]) -> Array:
+    return jnp.asarray(np.asarray(values, np.float64), jnp.float32)
+
+
+def efficiency(generation: str) -> dict[str, float]:
+    """Achieved shares of an accelerator generation: its own, what it is `like`, else the default's."""
+    rows = table("efficiency")
+    own = rows.get(generation, {})
+    base = efficiency(own["like"]) if "like" in own else rows["default"]
+    return {key: float(own.get(key, base[key])) for key in EFFICIENCIES}
+
+
+def efficiency_source(generation: str) -> str:
+    """Where the achieved shares of a generation come from, for `explain`."""
+    rows = table("efficiency")
+    return str(rows.get(generation, rows["default"])["source"])
+
+
+def _arithmetic_rates(accelerator: Accelerator) -> dict[str, float]:
+    """FLOP/s per arithmetic; where the hardware lacks one, that of the next wider one it has."""
+    own = {
+        "bf16": accelerator.bf16_flops_per_s,
+        "int8": accelerator.int8_flops_per_s,
+        "fp8": accelerator.fp8_flops_per_s,
+        "fp4": accelerator.fp4_flops_per_s,
+    }
+    widest = own["bf16"] or own["fp8"] or own["int8"] or own["fp4"]
+    wider = {"bf16": widest, "fp8": own["fp8"] or widest, "int8": own["int8"] or own["fp8"] or widest}
+    wider["fp4"] = own["fp4"] or wider["fp8"]
+    return {f"{key}_flops_per_s": rate for key, rate in wider.items()}
+
+
+def _hardware_row(accelerator: Accelerator, usd_per_hour: float, available: float) -> dict[str, float]:
+    copied = (
+        "memory_bytes memory_bandwidth_bytes_per_s scaleup_bytes_per_s scaleup_pair_bytes_per_s "
+        "scaleup_domain per_instance nic_bytes_per_s host_bytes_per_s power_w all_in_power_w"
+    ).split()
+    row = {name: float(getattr(accelerator, name)) for name in copied}
+    row |= _arithmetic_rates(accelerator) | efficiency(accelerator.generation)
+    hopper = float(accelerator.generation == "hopper")
+    return row | {"usd_per_hour": usd_per_hour, "available": available, "hopper": hopper}
+
+
+def engine(name: str, overrides: Mapping[str, float] | None = None) -> Engine:
+    """The engine's terms by name, any of them overridden."""
+    rows = table("engines")
+    row = rows[pick("engine", name, rows)] | dict(overrides or {})
+    return Engine(**{field: jnp.float32(row[field]) for field in Engine.__dataclass_fields__})
+
+
+def _weight_schemes(names: Sequence[str]) -> WeightSchemes:
+    data = table("precisions")
+    size, arithmetic = [], []
+    for name in names:
+        row = data["weights"][pick("weights", name, data["weights"])]
+        formats = [data["formats"][row[tensor]] for tensor in TENSOR_CLASSES]
+        size.append([f["bytes"] for f in formats])
+        arithmetic.append([[float(f["arithmetic"] == a) for a in ARITHMETIC] for f in formats])
+    return WeightSchemes(_floats(size), _floats(arithmetic))
+
+
+def catalog(
+    accelerators: Sequence[Accelerator],
+    usd_per_hour: Sequence[float],
+    available: Sequence[float],
+    links: Sequence[Link],
+    weights: Sequence[str],
+    kv: Sequence[str],
+    llm: LLM,
+    engine: Engine,
+    economy: Economy,
+) -> Catalog:
+    """The tables of a study, rows in the order given (candidates refer to rows by number)."""
+    rows = [_hardware_row(*row) for row in zip(accelerators, usd_per_hour, available, strict=True)]
+    kv_rows = table("precisions")["kv"]
+    return Catalog(
+        hardware=Hardware(**{k: _floats([row[k] for row in rows]) for k in Hardware.__dataclass_fields__}),
+        links=Links(
+            _floats([link.bytes_per_s * link.efficiency for link in links]),
+            _floats([link.latency_s for link in links]),
+            _floats([float(link.kind == "scale-out") for link in links]),
+        ),
+        weight_schemes=_weight_schemes(weights),
+        kv_bytes_per_element=_floats([kv_rows[pick("kv", name, kv_rows)] for name in kv]),
+        llm=jax.tree.map(lambda leaf: jnp.float32(min(float(leaf), 1e12)), llm),
+        engine=engine,
+        economy=economy,
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ResolvedStage:
+    """A stage's choices with the numbers they stand for, each of shape (n,)."""
+
+    choice: Stage
+    hardware: Hardware
+    attention_bytes: Array  # bytes per parameter, per tensor class
+    dense_bytes: Array
+    experts_bytes: Array
+    head_bytes: Array
+    attention_flops_per_s: Array  # achieved FLOP/s per accelerator, per tensor class
+    dense_flops_per_s: Array
+    experts_flops_per_s: Array
+    head_flops_per_s: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Resolved:
+    """A deployment with its catalogue numbers gathered; `performance` is differentiated with respect to these."""
+
+    encode: ResolvedStage
+    prefill_attention: ResolvedStage
+    prefill_ffn: ResolvedStage
+    decode_attention: ResolvedStage
+    decode_ffn: ResolvedStage
+    kv_bytes_per_element: Array
+    link_bytes_per_s: Array
+    link_latency_s: Array
+    link_through_nic: Array
+    balanced: Array
+
+    @property
+    def stages(self) -> tuple[ResolvedStage, ...]:
+        """The five stages in the order of `topology.STAGES`."""
+        return tuple(getattr(self, name) for name in STAGES)
+
+
+def _resolve_stage(stage: Stage, catalog: Catalog) -> ResolvedStage:
+    hw: Hardware = jax.tree.map(lambda column: column[stage.accelerator], catalog.hardware)
+    schemes = catalog.weight_schemes
+    gemm = (
+        hw.gemm_bf16 * hw.bf16_flops_per_s,
+        hw.gemm_int8 * hw.int8_flops_per_s,
+        hw.gemm_fp8 * hw.fp8_flops_per_s,
+        hw.gemm_fp4 * hw.fp4_flops_per_s,
+    )
+    grouped = tuple(
+        hw.expert_gemm * rate
+        for rate in (hw.bf16_flops_per_s, hw.int8_flops_per_s, hw.fp8_flops_per_s, hw.fp4_flops_per_s)
+    )
+    rates = {}
+    for c, tensor in enumerate(TENSOR_CLASSES):
+        achieved = grouped if tensor == "experts" else gemm
+        parts = [schemes.arithmetic[:, c, a][stage.weights] * achieved[a] for a in range(len(ARITHMETIC))]
+        rates[f"{tensor}_flops_per_s"] = sum(parts[1:], parts[0])
+    sizes = {f"{t}_bytes": schemes.bytes_per_weight[:, c][stage.weights] for c, t in enumerate(TENSOR_CLASSES)}
+    return ResolvedStage(choice=stage, hardware=hw, **sizes, **rates)
+
+
+def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
+    """Gather each candidate's peaks, bandwidths, efficiencies and prices; every leaf gets shape (n,)."""
+    stages = {name: _resolve_stage(getattr(deployment, name), catalog) for name in STAGES}
+    return Resolved(
+        **stages,
+        kv_bytes_per_element=catalog.kv_bytes_per_element[deployment.kv],
+        link_bytes_per_s=catalog.links.bytes_per_s[deployment.link],
+        link_latency_s=catalog.links.latency_s[deployment.link],
+        link_through_nic=catalog.links.through_nic[deployment.link],
+        balanced=deployment.balanced,
+    )

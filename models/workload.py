@@ -1,0 +1,246 @@
+"""The workload as the analytic model sees it: quantile nodes and moments of what its calls need.
+
+Built once from samples of the sessions; every leaf is a 32-bit array, so a workload is an argument of
+traced code and another one does not recompile. Tokens and seconds.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from breakeven.models.distributions import Distribution, Floats
+from breakeven.models.inputs import number
+from breakeven.models.sessions import Sessions, SessionSpec, sample_sessions
+
+Leaf = NDArray[np.float32]
+
+PREFILL_NODES, OUTPUT_NODES, CALL_NODES, CACHE_POINTS = 16, 8, 16, 64
+TAIL, TAIL_RATIO = 0.2, 0.6  # share of the samples in the finer bins, and their successive ratio
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PrefillNodes:
+    """u tokens to prefill at the end of a prompt of ctx tokens: q = u (ctx - u/2) query-key pairs.
+
+    Nodes are means over bins of rising u, shape (16,). Moments are raw and of scaled variables,
+    moments[i, j] = E[(u / mean_tokens)^i (q / mean_pairs)^j] for i + j <= 3, from all the samples.
+    """
+
+    weight: Leaf
+    tokens: Leaf
+    pairs: Leaf
+    context: Leaf
+    mean_tokens: Leaf
+    mean_pairs: Leaf
+    moments: Leaf  # (4, 4)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Workload:
+    """Calls and sessions of a workload on a model of given context.
+
+    The three prefills differ in what is still cached when a call comes: (1 - m) resident + m missed is the
+    mixture when a share m of the sessions lost its cache between calls. First calls are the same in all.
+    """
+
+    calls_per_session: Leaf  # E[K]
+    session_calls: Leaf  # nodes of K, (16,)
+    session_weight: Leaf
+    resident: PrefillNodes  # the previous prompt and output are cached
+    recomputed: PrefillNodes  # the previous prompt is, its output is not: a prefill pool that never saw it
+    missed: PrefillNodes  # only the shared prefix is
+    output_weight: Leaf  # (8,)
+    output_steps: Leaf  # decode steps after the first token, o - 1
+    output_context: Leaf  # mean of ctx + o/2
+    output_context_var: Leaf
+    mean_steps: Leaf  # E[o - 1]
+    mean_steps2: Leaf  # E[(o - 1)^2]
+    decode_context: Leaf  # X: mean of ctx + o/2 weighted by o - 1
+    decode_context_var: Leaf
+    mean_output: Leaf
+    mean_prompt: Leaf
+    mean_prompt2: Leaf
+    max_tokens: Leaf  # largest ctx + o
+    mean_need: Leaf  # E[ctx + o]
+    mean_need2: Leaf
+    decode_need: Leaf  # mean of ctx + o weighted by o - 1
+    decode_need_var: Leaf
+    gap_mean_s: Leaf
+    gap_var_s: Leaf
+    thinks_per_session: Leaf  # E[K] - 1 gaps
+    shared_prefix_tokens: Leaf
+    idle_tokens: Leaf  # E[A], a session's own tokens left cached by a call that another one follows
+    last_tokens: Leaf  # E[A_last], left by the last call
+    cache_work: Leaf  # ln of (cache tokens for idle sessions / sessions per second), (64,)
+    cache_miss: Leaf  # P(gap > characteristic time) there
+    arrival_cv2: Leaf  # squared coefficient of variation of the sessions' interarrival time
+    sessions_per_second: Leaf | None = None  # open load, whole deployment; scalar or one per candidate
+    concurrent_sessions: Leaf | None = None  # closed population; at most one of the two is given
+
+
+def workload(
+    spec: SessionSpec, max_context: float, arrival_cv: float = 1.0, sessions: int = 20000, seed: int = 0
+) -> Workload:
+    """Nodes and moments of `spec` on a model of `max_context` tokens, from `sessions` sampled sessions."""
+    number("workload.arrival_cv", arrival_cv, 0.0, 100.0)
+    number("workload.max_context", max_context, 16.0, 1e8)
+    return _build(spec, float(max_context), float(arrival_cv), int(sessions), int(seed))
+
+
+@functools.lru_cache(maxsize=32)
+def _build(spec: SessionSpec, max_context: float, arrival_cv: float, sessions: int, seed: int) -> Workload:
+    sample = sample_sessions(spec, sessions, seed, max_context)
+    calls = np.bincount(sample.session).astype(float)
+    prompt, output = sample.prompt_tokens, sample.output_tokens
+    steps, need, left = output - 1.0, prompt + output, prompt + output - sample.shared_tokens
+    session_bins = bins(calls, CALL_NODES)
+    output_bins = bins(steps, OUTPUT_NODES)
+    middle, middle_var = _weighted(prompt + 0.5 * output, steps)
+    reserved, reserved_var = _weighted(need, steps)
+    idle = float(np.mean(left[~sample.last])) if calls.max() > 1.0 else 0.0
+    work, miss = cache_table(spec.gap_s, calls.mean(), idle, float(np.mean(left[sample.last])))
+    gap_mean, gap_var = _gap_moments(spec.gap_s)
+    by_output = _bin_moments(prompt + 0.5 * output, output_bins)
+    return Workload(
+        calls_per_session=_leaf(calls.mean()),
+        session_calls=_leaf(_bin_means(calls, session_bins)),
+        session_weight=_leaf(_weights(session_bins)),
+        resident=prefill_nodes(sample.resident_tokens, prompt),
+        recomputed=prefill_nodes(sample.recomputed_tokens, prompt),
+        missed=prefill_nodes(sample.missed_tokens, prompt),
+        output_weight=_leaf(_weights(output_bins)),
+        output_steps=_leaf(_bin_means(steps, output_bins)),
+        output_context=_leaf(by_output[0]),
+        output_context_var=_leaf(by_output[1]),
+        mean_steps=_leaf(steps.mean()),
+        mean_steps2=_leaf(np.mean(np.square(steps))),
+        decode_context=_leaf(middle),
+        decode_context_var=_leaf(middle_var),
+        mean_output=_leaf(output.mean()),
+        mean_prompt=_leaf(prompt.mean()),
+        mean_prompt2=_leaf(np.mean(np.square(prompt))),
+        max_tokens=_leaf(need.max()),
+        mean_need=_leaf(need.mean()),
+        mean_need2=_leaf(np.mean(np.square(need))),
+        decode_need=_leaf(reserved),
+        decode_need_var=_leaf(reserved_var),
+        gap_mean_s=_leaf(gap_mean),
+        gap_var_s=_leaf(gap_var),
+        thinks_per_session=_leaf(calls.mean() - 1.0),
+        shared_prefix_tokens=_leaf(_shared(spec, sample)),
+        idle_tokens=_leaf(idle),
+        last_tokens=_leaf(np.mean(left[sample.last])),
+        cache_work=_leaf(work),
+        cache_miss=_leaf(miss),
+        arrival_cv2=_leaf(arrival_cv**2),
+    )
+
+
+def _leaf(value: object) -> Leaf:
+    return np.asarray(value, np.float32)
+
+
+def _shared(spec: SessionSpec, sample: Sessions) -> float:
+    """Mean of the always cached prefix over calls."""
+    return spec.shared_prefix_tokens if len(spec.classes) == 1 else float(sample.shared_tokens.mean())
+
+
+Bins = list[NDArray[np.intp]]
+
+
+def bin_edges(nodes: int) -> Floats:
+    """Probabilities that part the bins: half of them even in [0, 0.8], half shrinking by 0.6 in the top 0.2.
+
+    >>> bin_edges(4).round(3).tolist()
+    [0.0, 0.4, 0.8, 0.925, 1.0]
+    """
+    widths = TAIL_RATIO ** np.arange(nodes // 2)
+    top = 1.0 - TAIL + TAIL * np.cumsum(widths / widths.sum())
+    return np.concatenate([np.linspace(0.0, 1.0 - TAIL, nodes - nodes // 2 + 1), top])
+
+
+def bins(values: Floats, nodes: int) -> Bins:
+    """Sample indices of each bin, in rising order of `values`."""
+    cuts = np.rint(bin_edges(nodes)[1:-1] * len(values)).astype(int)
+    return np.split(np.argsort(values, kind="stable"), cuts)
+
+
+def _weights(parts: Bins) -> Floats:
+    sizes = np.array([len(part) for part in parts], float)
+    return sizes / sizes.sum()
+
+
+def _bin_means(values: Floats, parts: Bins) -> Floats:
+    return np.array([values[part].mean() for part in parts])
+
+
+def _bin_moments(values: Floats, parts: Bins) -> tuple[Floats, Floats]:
+    return _bin_means(values, parts), np.array([values[part].var() for part in parts])
+
+
+def _weighted(values: Floats, weights: Floats) -> tuple[float, float]:
+    """Mean and variance of `values` weighted by `weights`, or evenly where no weight is positive."""
+    even = weights if np.any(weights > 0.0) else np.ones_like(values)
+    mean = float(np.average(values, weights=even))
+    return mean, float(np.average(np.square(values - mean), weights=even))
+
+
+def prefill_nodes(tokens: Floats, context: Floats) -> PrefillNodes:
+    """Nodes and moments of prefilling the last `tokens` of each `context`."""
+    pairs = tokens * (context - 0.5 * tokens)
+    parts, u, q = bins(tokens, PREFILL_NODES), tokens / tokens.mean(), pairs / pairs.mean()
+    moments = np.zeros((4, 4))
+    for i in range(4):
+        for j in range(4 - i):
+            moments[i, j] = np.mean(u**i * q**j)
+    return PrefillNodes(
+        weight=_leaf(_weights(parts)),
+        tokens=_leaf(_bin_means(tokens, parts)),
+        pairs=_leaf(_bin_means(pairs, parts)),
+        context=_leaf(_bin_means(context, parts)),
+        mean_tokens=_leaf(tokens.mean()),
+        mean_pairs=_leaf(pairs.mean()),
+        moments=_leaf(moments),
+    )
+
+
+def _gap_moments(gap: Distribution) -> tuple[float, float]:
+    """Mean (exact) and variance (over an even spread of quantiles) of a gap."""
+    mean = gap.mean()
+    spread = gap.invert((np.arange(2**15) + 0.5) / 2**15)
+    return mean, float(np.mean(np.square(spread - mean)))
+
+
+def cache_table(
+    gap: Distribution, calls: float, idle_tokens: float, last_tokens: float, points: int = CACHE_POINTS
+) -> tuple[Floats, Floats]:
+    r"""ln x and the miss probability there, x = tokens of cache for idle sessions / sessions per second.
+
+    Under LRU with characteristic time T a session occupies, between and after its calls,
+
+    .. math:: H(T) = (E[K] - 1)\,E[A]\,E[\min(G, T)] + E[A_{last}]\,T \quad \text{token seconds},
+
+    so sessions at rate s fill a cache of C tokens when s H(T) = C: T is :math:`H^{-1}(x)` at x = C/s, and a
+    call after a gap G finds its session's cache gone with P(G > T) (Che's approximation; A independent of G).
+    A workload of single calls never misses.
+    """
+    if calls <= 1.0:
+        return np.linspace(0.0, 30.0, points), np.zeros(points)
+    t = _times(gap)
+    ln_x = np.log((calls - 1.0) * idle_tokens * gap.mean_min(t) + last_tokens * t)
+    grid = np.linspace(ln_x[0], ln_x[-1], points)
+    return grid, np.minimum.accumulate(1.0 - gap.cdf(np.exp(np.interp(grid, ln_x, np.log(t)))))
+
+
+def _times(gap: Distribution, points: int = 4000) -> Floats:
+    """Characteristic times from where all gaps but 0.1 % are longer to where 0.01 % are."""
+    t = np.geomspace(1e-4, 1e8, points)
+    cdf = gap.cdf(t)
+    low = t[max(int(np.searchsorted(cdf, 1e-3)) - 1, 0)]
+    high = t[min(int(np.searchsorted(cdf, 1.0 - 1e-4)) + 1, points - 1)]
+    return np.geomspace(low, high, points)

@@ -1,0 +1,1 @@
+"""How to choose: exhaustive and Optuna search, Pareto fronts."""

@@ -1,0 +1,154 @@
+"""Candidates in, columns out: blocks of one fixed size through the jitted model, percentiles for the few that matter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from breakeven.models.attainment import Latency, Slo, call_cdf, percentile, session_cdf, tpot_cdf, ttft_cdf
+from breakeven.models.deployment import Deployment
+from breakeven.models.serving import Doubts, Outcome, Violations, evaluate, performance
+from breakeven.models.tables import Catalog, resolve
+from breakeven.models.workload import Workload
+from breakeven.spaces.space import Space
+
+BLOCK = 16384
+SMALL = 512
+
+Columns = dict[str, np.ndarray]
+
+
+@jax.jit
+def _latency(deployment: Deployment, workload: Workload, catalog: Catalog) -> Latency:
+    return performance(resolve(deployment, catalog), workload, catalog).latency
+
+
+def _call_time_cdf(latency: Latency, x_s: jax.Array) -> jax.Array:
+    far = jnp.full_like(x_s, 1e9)
+    return call_cdf(latency, far, far, x_s)
+
+
+PERCENTILES: dict[str, tuple[Callable[[Latency, jax.Array], jax.Array], float]] = {
+    "ttft_p50_s": (ttft_cdf, 0.50),
+    "ttft_p95_s": (ttft_cdf, 0.95),
+    "tpot_p50_s": (tpot_cdf, 0.50),
+    "tpot_p95_s": (tpot_cdf, 0.95),
+    "call_p95_s": (_call_time_cdf, 0.95),
+    "session_p50_s": (session_cdf, 0.50),
+    "session_p95_s": (session_cdf, 0.95),
+}
+
+
+@jax.jit
+def _percentiles(latency: Latency) -> dict[str, jax.Array]:
+    return {name: percentile(cdf, latency, share) for name, (cdf, share) in PERCENTILES.items()}
+
+
+@jax.jit
+def _session_p95(latency: Latency) -> jax.Array:
+    return percentile(session_cdf, latency, 0.95, iterations=24)
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates candidates of a space by number, padded to blocks of two sizes so that nothing recompiles."""
+
+    space: Space
+    workload: Workload
+    slo: Slo
+    catalog: Catalog
+    session_p95: bool = False  # an objective needs it for every candidate
+
+    @cached_property
+    def target(self) -> float:
+        return float(self.slo.target)
+
+    def deployment(self, ids: np.ndarray, size: int) -> Deployment:
+        """Candidates padded to `size` with the last one."""
+        padded = np.concatenate([ids, np.full(size - len(ids), ids[-1], np.int64)]) if len(ids) < size else ids
+        return self.space.deployment(padded)
+
+    def start(self, ids: np.ndarray) -> tuple[np.ndarray, Outcome, jax.Array | None]:
+        """Begin evaluating one block; the arrays arrive while the caller goes on."""
+        size = SMALL if len(ids) <= SMALL else BLOCK
+        deployment = self.deployment(ids, size)
+        outcome = evaluate(deployment, self.workload, self.slo, self.catalog)
+        p95 = None
+        if self.session_p95:
+            p95 = _session_p95(_latency(deployment, self.workload, self.catalog))
+        return ids, outcome, p95
+
+    def finish(self, started: tuple[np.ndarray, Outcome, jax.Array | None]) -> Columns:
+        """Columns of a started block, one value per candidate."""
+        ids, outcome, p95 = started
+        n = len(ids)
+        columns: Columns = {"candidate": ids}
+        for name, value in outcome._asdict().items():
+            if isinstance(value, Violations):
+                columns |= {f"excess_{k}": np.asarray(v)[:n] for k, v in value._asdict().items()}
+            elif isinstance(value, Doubts):
+                columns |= {f"doubt_{k}": np.asarray(v)[:n] for k, v in value._asdict().items()}
+            else:
+                columns[name] = np.asarray(value)[:n]
+        if p95 is not None:
+            columns["session_p95_s"] = np.asarray(p95)[:n]
+        columns["meets_slo"] = (
+            columns["feasible"] & (columns["slo_attainment"] >= self.target) & (columns["excess_slo_fraction"] <= 0.0)
+        )
+        return columns
+
+    def __call__(self, ids: np.ndarray) -> Columns:
+        """Evaluate up to one block of candidates."""
+        return self.finish(self.start(np.asarray(ids, np.int64)))
+
+    def percentiles(self, ids: np.ndarray) -> Columns:
+        """Latency percentiles of candidates (a few: the front), seconds."""
+        parts = []
+        for start in range(0, len(ids), SMALL):
+            some = ids[start : start + SMALL]
+            latency = _latency(self.deployment(some, SMALL), self.workload, self.catalog)
+            found = _percentiles(latency)
+            parts.append({name: np.asarray(value)[: len(some)] for name, value in found.items()})
+        return {name: np.concatenate([part[name] for part in parts]) for name in PERCENTILES}
+
+
+REASONS = {
+    "weights": "weights do not fit",
+    "kv_cache": "no room for one sequence's KV cache",
+    "prefill": "prefill saturated",
+    "decode": "decode saturated",
+    "link": "link saturated",
+    "budget": "over budget_usd_per_hour",
+    "power": "over max_power_kw",
+    "inventory": "over inventory",
+}
+
+DOUBTS = {
+    "shared_pool_busy": "shared pool above half load",
+    "decode_busy": "decode above 0.8",
+    "batch_limit": "more than 2 % wait for the decode batch",
+    "link_busy": "bursty prefill over a busy link",
+    "few_prefill_engines": "one or two prefill engines under heavy-tailed prompts",
+    "cache_unsettled": "two stable states of the prefix cache",
+    "cache_short": "a fifth of the prefixes evicted",
+}
+
+
+def reasons(columns: Columns) -> np.ndarray:
+    """Why each candidate is infeasible: the first limit it breaks, in words; empty where it is feasible."""
+    out = np.full(len(columns["feasible"]), "", object)
+    for name, words in reversed(REASONS.items()):
+        out[columns[f"excess_{name}"] > 0.0] = words
+    return out
+
+
+def doubts(columns: Columns) -> np.ndarray:
+    """Why each candidate's attainment is unverified, in words; empty inside the trusted region."""
+    out = np.full(len(columns["feasible"]), "", object)
+    for name, words in DOUBTS.items():
+        here = columns[f"doubt_{name}"].astype(bool)
+        out[here] = [f"{text}; {words}" if text else words for text in out[here]]
+    return out

@@ -1,0 +1,76 @@
+"""Searches: all candidates in blocks, or Optuna's choice of them; both keep a front and the best of each topology."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from breakeven.optimizer.evaluator import REASONS, Columns, Evaluator
+from breakeven.optimizer.front import Archive, as_costs
+
+KEPT_ROWS = 1_000_000
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Found:
+    """What a search has seen: the front, the cheapest of each topology family that meets the target, and counts."""
+
+    objectives: tuple[str, ...]
+    archive: Archive = field(default_factory=Archive)
+    best: dict[int, tuple[float, int]] = field(default_factory=dict)  # family -> (cost, candidate)
+    nearest: dict[str, float] = field(default_factory=dict)  # limit -> smallest excess of those it stops
+    stopped: dict[str, int] = field(default_factory=dict)  # limit -> candidates whose first broken limit it is
+    highest_attainment: float = 0.0
+    evaluated: int = 0
+    feasible: int = 0
+    kept: list[Columns] = field(default_factory=list)
+
+    def add(self, columns: Columns, family: np.ndarray, rank_by: str) -> None:
+        """Merge one block of evaluated candidates."""
+        ok = columns["feasible"]
+        ids = columns["candidate"]
+        self.evaluated += len(ids)
+        self.feasible += int(ok.sum())
+        shown = ok & (columns["slo_attainment"] > 0.0)
+        self.archive.add(ids[shown], as_costs({k: columns[k][shown] for k in self.objectives}, self.objectives))
+        if shown.any():
+            self.highest_attainment = max(self.highest_attainment, float(columns["slo_attainment"][shown].max()))
+        self._add_best(columns, family, rank_by)
+        self._add_reasons(columns)
+        if self.evaluated <= KEPT_ROWS:
+            self.kept.append(columns)
+
+    def _add_best(self, columns: Columns, family: np.ndarray, rank_by: str) -> None:
+        meets, sign = columns["meets_slo"], -1.0 if rank_by == "goodput_per_s" else 1.0
+        for f in np.unique(family[meets]):
+            here = np.flatnonzero(meets & (family == f))
+            cost = sign * columns[rank_by][here].astype(float)
+            first = here[np.lexsort((columns["candidate"][here], cost))[0]]
+            entry = (float(sign * columns[rank_by][first]), int(columns["candidate"][first]))
+            self.best[int(f)] = min(self.best.get(int(f), entry), entry)
+
+    def _add_reasons(self, columns: Columns) -> None:
+        left = ~columns["feasible"]
+        for name in REASONS:
+            excess = columns[f"excess_{name}"]
+            hit = left & (excess > 0.0)
+            if hit.any():
+                self.stopped[name] = self.stopped.get(name, 0) + int(hit.sum())
+                self.nearest[name] = min(self.nearest.get(name, np.inf), float(excess[hit].min()))
+            left = left & ~hit
+
+
+def exhaustive(evaluator: Evaluator, found: Found, block: int, rank_by: str, progress: Progress) -> Found:
+    """Evaluate every candidate of the space, a block at a time; one block computes while another is merged."""
+    total = evaluator.space.size
+    pending = None
+    for ids in [*evaluator.space.blocks(block), None]:
+        started = None if ids is None else evaluator.start(ids)
+        if pending is not None:
+            columns = evaluator.finish(pending)
+            found.add(columns, evaluator.space.family(columns["candidate"]), rank_by)
+            progress(found.evaluated, total)
+        pending = started
+    return found

@@ -1,0 +1,1 @@
+"""What may be chosen: parameter domains, constraints, encoding to and from arrays."""

@@ -1,0 +1,280 @@
+"""A space of deployments: families of topologies, each a product of pool configurations, numbered one by one.
+
+A family's pools are tables of valid configurations (numpy, one row each). A candidate of the family is one row of
+each table, a KV precision, a link and a routing: a mixed-radix number. `Space.deployment(ids)` turns numbers into
+the struct of arrays that `evaluate` takes; nothing is held in memory beyond the tables.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from breakeven.models.architecture import Architecture
+from breakeven.models.deployment import STAGE_FIELDS, Deployment, Stage
+from breakeven.models.hardware import Accelerator, Link
+from breakeven.models.topology import STAGES, TOPOLOGIES, Topology
+
+ROUTING = ("affinity", "balanced")
+POOL_FIELDS = (
+    "accelerator",
+    "tensor_parallel",
+    "data_parallel",
+    "expert_parallel",
+    "pipeline_parallel",
+    "replicas",
+    "max_batch",
+    "token_budget",
+    "weights",
+)
+
+
+@dataclass(frozen=True)
+class PoolDomain:
+    """The values each choice of a pool may take; accelerators and weights by name."""
+
+    accelerator: tuple[str, ...]
+    tensor_parallel: tuple[int, ...] = (1,)
+    data_parallel: tuple[int, ...] = (1,)
+    expert_parallel: tuple[bool, ...] = (False,)
+    pipeline_parallel: tuple[int, ...] = (1,)
+    replicas: tuple[int, ...] = (1,)
+    max_batch: tuple[int, ...] = (256,)
+    token_budget: tuple[int, ...] = (8192,)
+    weights: tuple[str, ...] = ("bf16",)
+
+
+@dataclass(frozen=True)
+class Names:
+    """What row numbers of the catalogue stand for."""
+
+    accelerators: tuple[Accelerator, ...]
+    links: tuple[Link, ...]
+    weights: tuple[str, ...]
+    kv: tuple[str, ...]
+
+    @property
+    def accelerator_ids(self) -> tuple[str, ...]:
+        return tuple(a.id for a in self.accelerators)
+
+
+def why_invalid(
+    row: dict[str, np.ndarray], names: Names, llm: Architecture
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(valid rows, rule -> rows it forbids) of pool configurations, by sharding rules alone (memory is the model's)."""
+    t, d, p = row["tensor_parallel"], row["data_parallel"], row["pipeline_parallel"]
+    node = np.array([max(a.scaleup_domain, a.per_instance) for a in names.accelerators])[row["accelerator"]]
+    whole = row["expert_parallel"] > 0
+    ranks = t * d
+    rules = {
+        f"tensor_parallel divides {llm.heads} heads": llm.heads % t != 0,
+        "tensor_parallel × data_parallel stays inside a node": ranks > node,
+        f"pipeline_parallel is at most {llm.layers} layers": p > llm.layers,
+        "expert_parallel needs experts that the ranks divide": whole
+        & ((llm.experts == 0) | (ranks == 1) | (np.maximum(llm.experts, 1) % ranks != 0)),
+        "data_parallel with experts needs expert_parallel": (d > 1) & (llm.experts > 0) & ~whole,
+    }
+    valid = np.ones(len(t), bool)
+    for broken in rules.values():
+        valid &= ~broken
+    return valid, rules
+
+
+def pool_table(domain: PoolDomain, names: Names, llm: Architecture) -> dict[str, np.ndarray]:
+    """Every valid configuration of a pool, one array per field of POOL_FIELDS."""
+    rows = {
+        "accelerator": [names.accelerator_ids.index(a) for a in domain.accelerator],
+        "weights": [names.weights.index(w) for w in domain.weights],
+    }
+    axes = [np.asarray(rows.get(name, getattr(domain, name))) for name in POOL_FIELDS]
+    grid = np.meshgrid(*axes, indexing="ij")
+    table = {name: axis.ravel().astype(np.int64) for name, axis in zip(POOL_FIELDS, grid, strict=True)}
+    valid, _ = why_invalid(table, names, llm)
+    return {name: column[valid] for name, column in table.items()}
+
+
+@dataclass(frozen=True)
+class Family:
+    """All candidates of one topology: one configuration per pool, a KV precision, a link and a routing."""
+
+    topology: Topology
+    tables: tuple[dict[str, np.ndarray], ...]
+    kv: np.ndarray  # rows of the catalogue
+    links: np.ndarray
+    routing: np.ndarray  # 0 affinity, 1 balanced
+
+    @property
+    def radices(self) -> tuple[int, ...]:
+        pools = tuple(len(table["replicas"]) for table in self.tables)
+        return (*pools, len(self.kv), len(self.links), len(self.routing))
+
+    @property
+    def size(self) -> int:
+        return int(np.prod([float(r) for r in self.radices]))
+
+    def digits(self, index: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The mixed-radix digits of candidate numbers within the family."""
+        return tuple(np.unravel_index(index, self.radices)) if self.size else ()
+
+
+@dataclass(frozen=True)
+class Space:
+    """Families one after another; candidate ids run through them."""
+
+    families: tuple[Family, ...]
+    names: Names
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        return np.cumsum([0, *[family.size for family in self.families]])
+
+    @property
+    def size(self) -> int:
+        return int(self.offsets[-1])
+
+    def family(self, ids: np.ndarray) -> np.ndarray:
+        """Number of the family each candidate belongs to."""
+        return np.searchsorted(self.offsets, ids, side="right") - 1
+
+    def columns(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Choices of candidates as numbers: family, kv, link, routing, and each pool field by phase."""
+        ids = np.asarray(ids, np.int64)
+        out: dict[str, np.ndarray] = {"family": self.family(ids)}
+        phases = [f"{phase}_{name}" for phase in ("prefill", "decode") for name in POOL_FIELDS]
+        out |= {name: np.zeros(len(ids), np.int64) for name in ("kv", "link", "routing", *phases)}
+        for f, family in enumerate(self.families):
+            here = np.flatnonzero(out["family"] == f)
+            if not len(here):
+                continue
+            *pools, kv, link, routing = family.digits(ids[here] - self.offsets[f])
+            out["kv"][here], out["link"][here] = family.kv[kv], family.links[link]
+            out["routing"][here] = family.routing[routing]
+            for phase, digit, table in _phases(family, pools):
+                for name in POOL_FIELDS:
+                    out[f"{phase}_{name}"][here] = table[name][digit]
+        return out
+
+    def deployment(self, ids: np.ndarray) -> Deployment:
+        """Candidates as a struct of arrays, shape (len(ids),)."""
+        c = self.columns(ids)
+        labels = np.array([family.topology.labels for family in self.families])[c["family"]]
+        chunked = np.array([family.topology.chunked for family in self.families])[c["family"]]
+        stages = {}
+        for s, stage in enumerate(STAGES):
+            phase = "decode" if stage.startswith("decode") else "prefill"
+            stages[stage] = _stage({n: c[f"{phase}_{n}"] for n in POOL_FIELDS}, labels[:, s], chunked)
+        return Deployment(
+            **stages,
+            kv=jnp.asarray(c["kv"], jnp.int32),
+            link=jnp.asarray(c["link"], jnp.int32),
+            balanced=jnp.asarray(c["routing"], jnp.float32),
+        )
+
+    def frame(self, ids: np.ndarray) -> pd.DataFrame:
+        """Choices of candidates by name, one column each, as front.csv shows them."""
+        c = self.columns(ids)
+        out = {"candidate": np.asarray(ids, np.int64)}
+        out["topology"] = np.array([f.topology.name for f in self.families], object)[c["family"]]
+        split = np.array([len(f.topology.pools) > 1 for f in self.families])[c["family"]]
+        for phase in ("prefill", "decode"):
+            for name in POOL_FIELDS:
+                values: np.ndarray = c[f"{phase}_{name}"]
+                if name == "accelerator":
+                    values = np.array(self.names.accelerator_ids, object)[values]
+                elif name == "weights":
+                    values = np.array(self.names.weights, object)[values]
+                elif name == "expert_parallel":
+                    values = values > 0
+                out[f"{phase}_{name}"] = values
+        out["kv"] = np.array(self.names.kv, object)[c["kv"]]
+        links = np.array([link.id for link in self.names.links], object)[c["link"]]
+        out["link"] = np.where(split, links, "")
+        out["routing"] = np.array(ROUTING, object)[c["routing"]]
+        return pd.DataFrame(out)
+
+    def blocks(self, size: int) -> Iterator[np.ndarray]:
+        """Candidate ids in order, `size` at a time."""
+        for start in range(0, self.size, size):
+            yield np.arange(start, min(start + size, self.size), dtype=np.int64)
+
+
+def _phases(
+    family: Family, digits: Sequence[np.ndarray]
+) -> Iterator[tuple[str, np.ndarray, dict[str, np.ndarray]]]:
+    """(phase, digit, table) of prefill and decode: the pools that their attention stands in."""
+    labels = family.topology.labels
+    for phase in ("prefill", "decode"):
+        pool = labels[STAGES.index(f"{phase}_attention")]
+        yield phase, digits[pool], family.tables[pool]
+
+
+def _stage(pool: dict[str, np.ndarray], label: np.ndarray, chunked: np.ndarray) -> Stage:
+    ranks = pool["tensor_parallel"] * pool["data_parallel"]
+    values = {
+        **pool,
+        "pool": label,
+        "chunked": chunked,
+        "expert_parallel": np.where(pool["expert_parallel"] > 0, ranks, 1),
+    }
+    whole = {"pool", "accelerator", "weights"}
+    return Stage(
+        **{n: jnp.asarray(values[n], jnp.int32 if n in whole else jnp.float32) for n in STAGE_FIELDS}
+    )
+
+
+@dataclass(frozen=True)
+class Domains:
+    """What a study allows: topologies, the choices of each phase's pool, and what joins the pools."""
+
+    topologies: tuple[str, ...]
+    shared: PoolDomain  # pools that prefill and decode
+    prefill: PoolDomain
+    decode: PoolDomain
+    kv: tuple[str, ...]
+    links: tuple[str, ...]
+    routing: tuple[str, ...] = ("affinity",)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
+    """The space of `domains`; choices without effect in a topology are held at their first value."""
+    families = []
+    kv = np.array([names.kv.index(k) for k in domains.kv])
+    routing = np.array([ROUTING.index(r) for r in domains.routing])
+    all_links = np.array([[link.id for link in names.links].index(name) for name in domains.links])
+    for name in domains.topologies:
+        topology = TOPOLOGIES[name]
+        split = len(topology.pools) > 1
+        pools = (domains.prefill, domains.decode) if split else (domains.shared,)
+        tables = tuple(pool_table(_effective(d, role), names, llm) for d, role in zip(pools, topology.pools, strict=True))
+        families.append(Family(topology, tables, kv, all_links if split else all_links[:1], routing))
+    return Space(tuple(families), names)
+
+
+def _effective(domain: PoolDomain, role: str) -> PoolDomain:
+    """A prefill pool has no decode batch, a decode pool no token budget."""
+    values = dict(domain.__dict__)
+    if role == "prefill":
+        values["max_batch"] = domain.max_batch[:1]
+    if role == "decode":
+        values["token_budget"] = domain.token_budget[:1]
+    return PoolDomain(**values)
+
+
+def first_broken_rule(domain: PoolDomain, names: Names, llm: Architecture) -> str:
+    """The sharding rule that forbids most of an empty pool domain, in words."""
+    axes = [domain.accelerator, domain.tensor_parallel, domain.data_parallel, domain.expert_parallel]
+    axes.append(domain.pipeline_parallel)
+    rows = np.array(
+        [
+            [names.accelerator_ids.index(a), t, d, int(e), p]
+            for a, t, d, e, p in itertools.product(*axes)
+        ]
+    )
+    keys = ("accelerator", "tensor_parallel", "data_parallel", "expert_parallel", "pipeline_parallel")
+    _, rules = why_invalid({k: rows[:, i] for i, k in enumerate(keys)}, names, llm)
+    return max(rules, key=lambda rule: int(rules[rule].sum()))

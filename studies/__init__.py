@@ -1,0 +1,1 @@
+"""What was asked and what came out: study files, runs, plots, the command line."""
