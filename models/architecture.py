@@ -2,9 +2,8 @@
 
 An `Architecture` is a stack of token mixers (attention of some flavour, or a recurrence), of feed-forward
 networks and an optional vision encoder. All sizes are counts (parameters, elements, FLOPs), never bytes:
-the number format is a choice of the deployment. Multi-token-prediction modules,
-router biases and scalar gates are left out (the first are counted apart by their vendors, the rest are
-below 0.01 %).
+the number format is a choice of the deployment. Multi-token-prediction modules, router biases and scalar
+gates are left out (vendors count the first apart, the rest are below 0.01 %).
 """
 
 import math

@@ -50,9 +50,7 @@ class Fields:
     def head_dim(self, hidden: int, heads: int, *names: str) -> int:
         """The width of a head: as stated, else the hidden size over the heads."""
         if self.get(*names) is None and hidden % heads:
-            raise InputError(
-                "hidden_size", hidden, f"a multiple of the {heads} attention heads, or state head_dim"
-            )
+            raise InputError("hidden_size", hidden, f"a multiple of the {heads} attention heads, or state head_dim")
         return self.whole(*names, default=hidden // heads)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -108,9 +106,7 @@ class Fields:
         for name in names:
             if name not in self.asked:
                 close = difflib.get_close_matches(str(name), sorted(self.asked), n=2, cutoff=0.6)
-                hint = (
-                    f"did you mean {' or '.join(close)}?" if close else "not one that this architecture reads"
-                )
+                hint = f"did you mean {' or '.join(close)}?" if close else "not one that this architecture reads"
                 raise InputError(str(name), self.mapping.get(name), f"unknown field; {hint}")
 
 

@@ -279,9 +279,7 @@ def _check(n: Mapping[str, float], field: str) -> None:
     if not any(n.get(peak) for peak in _PEAKS):
         raise InputError(f"{field}.bf16_tflops", None, f"missing; give at least one of {', '.join(_PEAKS)}")
     if n["scaleup_domain"] > 1 and not n["scaleup_gbs"]:
-        raise InputError(
-            f"{field}.scaleup_domain", n["scaleup_domain"], "needs a scaleup_link or scaleup_gbs"
-        )
+        raise InputError(f"{field}.scaleup_domain", n["scaleup_domain"], "needs a scaleup_link or scaleup_gbs")
 
 
 def _filled(row: Mapping[str, Any], field: str) -> tuple[dict[str, float], list[str]]:
@@ -348,10 +346,7 @@ def _priced_as(row: Mapping[str, Any], default: str, field: str) -> str:
 
 def _link(id: str, row: Mapping[str, Any], field: str, factor: float = 1.0) -> Link:
     """A link in SI units from a row in vendor units."""
-    n = {
-        name: number(f"{field}.{name}", row.get(name), low, high)
-        for name, (low, high) in _LINK_RANGES.items()
-    }
+    n = {name: number(f"{field}.{name}", row.get(name), low, high) for name, (low, high) in _LINK_RANGES.items()}
     return Link(
         id=id,
         kind=pick(f"{field}.kind", row.get("kind"), _KINDS),

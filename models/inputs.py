@@ -1,7 +1,6 @@
 """One-line errors for bad input: file, field, value, what is allowed."""
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,10 +39,10 @@ def pick(field: str, value: object, choices: Iterable[str], shown: int = 12) -> 
 
 
 def number(field: str, value: object, low: float, high: float, *, whole: bool = False) -> float:
-    """`value` as a float when it is a finite number in [low, high] (a whole one if asked); else InputError."""
+    """`value` as a float when it is a number in [low, high] (a whole one if asked); else InputError."""
     kind = "a whole number" if whole else "a number"
     allowed = f"{kind} from {low:g} to {high:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(field, value, allowed)
     if not low <= value <= high or (whole and value != int(value)):
         raise InputError(field, value, allowed)

@@ -58,9 +58,7 @@ def _exists(path: Path) -> bool:
 def _variation(spec: Mapping[Any, Any], field: str, base_dir: str | Path | None) -> Architecture:
     changes = {key: value for key, value in spec.items() if key not in ("like", "name")}
     like = spec.get("like")
-    base, file, default_name = (
-        _fields_of(like, f"{field}.like", base_dir) if like is not None else ({}, None, "")
-    )
+    base, file, default_name = _fields_of(like, f"{field}.like", base_dir) if like is not None else ({}, None, "")
     name = spec.get("name", f"{default_name} varied" if changes else default_name) or "custom"
     if not isinstance(name, str):
         raise InputError(f"{field}.name", name, "a text")
@@ -75,9 +73,7 @@ def _varied(source: str, changes: Mapping[Any, Any]) -> str:
     return f"{source}; varied: {', '.join(map(str, changes))}" if changes else source
 
 
-def _fields_of(
-    like: Any, field: str, base_dir: str | Path | None
-) -> tuple[Mapping[str, Any], str | None, str]:
+def _fields_of(like: Any, field: str, base_dir: str | Path | None) -> tuple[Mapping[str, Any], str | None, str]:
     """The config fields of the model that a variation starts from, their file if any, and its name."""
     path = _path(like, base_dir)
     if path is None:

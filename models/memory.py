@@ -59,9 +59,7 @@ def pool_weights_bytes(resolved: Resolved, pool: Array, llm: LLM) -> Array:
     return total
 
 
-def pool_memory(
-    resolved: Resolved, stage: ResolvedStage, llm: LLM, engine: Engine, mean_tokens: Array
-) -> Memory:
+def pool_memory(resolved: Resolved, stage: ResolvedStage, llm: LLM, engine: Engine, mean_tokens: Array) -> Memory:
     """Memory of the pool that `stage` (an attention stage) stands in; `mean_tokens` is a sequence's usual length."""
     choice, hw = stage.choice, stage.hardware
     weights = pool_weights_bytes(resolved, choice.pool, llm)

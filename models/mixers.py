@@ -3,6 +3,11 @@
 Softmax attention (`Attention`: MHA, GQA, MQA and the factorised-query form), latent attention with or
 without a sparse indexer (`LatentAttention`), and recurrences (`GatedDeltaNet`, `Mamba2`,
 `LightningAttention`). Sizes are counts, never bytes; a multiply-add is two FLOPs.
+
+[Ainslie2023] GQA, arXiv:2305.13245. [DeepSeek-V2 2024] arXiv:2405.04434.
+[DeepSeek-V3.2 2025] arXiv:2512.02556. [Yang2024] Gated Delta Networks, arXiv:2412.06464.
+[Dao2024] Transformers are SSMs, arXiv:2405.21060. [MiniMax-01 2025] arXiv:2501.08313.
+Multi-matrix factorisation attention: Step-3, arXiv:2507.19427.
 """
 
 from dataclasses import dataclass

@@ -87,9 +87,7 @@ class OperatingPoint(NamedTuple):
 
 def decode_step_at(pools: Pools, llm: LLM, batch: Array, context: Array) -> StepTime:
     """One decode step of the deployment's decode engine at `batch`, by cause."""
-    return decode_step(
-        pools.attention, pools.ffn, llm, batch, context, pools.pipeline_parallel, pools.data_parallel
-    )
+    return decode_step(pools.attention, pools.ffn, llm, batch, context, pools.pipeline_parallel, pools.data_parallel)
 
 
 def _linear_step(pools: Pools, llm: LLM, batch: Array, context: Array) -> tuple[Array, Array, Array]:
@@ -169,9 +167,7 @@ def operating_point(
     chunk_step_s = service.first / chunks
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
     slowdown = 1.0 / (idle + chunk_rate * step_s)
-    delay_s, mates = _prefill_bursts(
-        pools, service, prefill_rate, share, step_s, chunk_step_s, chunk_rate, steps
-    )
+    delay_s, mates = _prefill_bursts(pools, service, prefill_rate, share, step_s, chunk_step_s, chunk_rate, steps)
 
     busy = jnp.minimum(decode_rate * steps * slowdown * marginal_s, HIGHEST)
     per_context = context_s(pools, llm, context)

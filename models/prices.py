@@ -209,13 +209,9 @@ def _lines(path: Path) -> list[str]:
     header = next(csv.reader(lines[:1]), [])
     missing = [name for name in _COLUMNS if name not in header]
     if missing:
-        raise InputError(
-            "header", header, f"not a SkyPilot catalogue: no column {', '.join(missing)}", str(path)
-        )
+        raise InputError("header", header, f"not a SkyPilot catalogue: no column {', '.join(missing)}", str(path))
     if not content.endswith("\n") and len(lines) > 1 and _cells(lines[-1], len(header)) is None:
-        raise InputError(
-            f"line {len(lines)}", lines[-1], "the file is cut off here; fetch it again", str(path)
-        )
+        raise InputError(f"line {len(lines)}", lines[-1], "the file is cut off here; fetch it again", str(path))
     return lines
 
 
@@ -315,9 +311,7 @@ def _plain(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
-def _row_prices(
-    row: Mapping[str, str], provider: str, report: SkypilotReport
-) -> list[tuple[str, str, float]]:
+def _row_prices(row: Mapping[str, str], provider: str, report: SkypilotReport) -> list[tuple[str, str, float]]:
     """(accelerator, term, USD per accelerator-hour) of a row; what it drops goes to the report."""
     known = _known(row, provider)
     if known is None:

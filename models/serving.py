@@ -1,107 +1,25 @@
 """One jitted `evaluate` for every topology: operators -> stages -> pools -> queueing -> attainment -> cost."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from breakeven.models.attainment import Attainment, Latency, Slo, attain, shortfall
+from breakeven.models.attainment import Attainment, Slo, attain, shortfall
 from breakeven.models.deployment import Deployment
-from breakeven.models.economics import Fleet, fleet
-from breakeven.models.memory import kv_bytes_per_token, pool_memory
-from breakeven.models.numerics import TINY, gamma_cdf
-from breakeven.models.operating_point import (
-    HIGHEST,
-    OperatingPoint,
-    Pools,
-    State,
-    context_s,
-    decode_step_at,
-    decode_utilization,
-    most_sequences,
-    operating_point,
-    prefill_wait,
-    settle,
-    settle_closed,
-)
-from breakeven.models.queueing import (
-    Moments,
-    Wait,
-    add_waits,
-    autocorrelation_share,
-    uniform_wait,
-)
-from breakeven.models.steps import (
-    Coefficients,
-    StepTime,
-    attention_coefficients,
-    ffn_coefficients,
-    kv_shards,
-    prefill_call,
-    prefill_chunks,
-    prefill_marginal,
-)
+from breakeven.models.memory import kv_bytes_per_token
+from breakeven.models.performance import Doubts, Performance, Violations, performance
 from breakeven.models.tables import Catalog, Resolved, ResolvedStage, resolve
-from breakeven.models.workload import PrefillNodes, Workload
-
-
-class Prefill(NamedTuple):
-    """Prefill of a call, by node; (n, 2 x nodes): first those that find their prefix, then those that lost it."""
-
-    latency_s: Array
-    transfer_s: Array
-    terms: StepTime  # of the mean call that finds its prefix, (n,)
-
-
-class Violations(NamedTuple):
-    """Relative excess over each limit, shapes (n,): feasible where all are <= 0."""
-
-    weights: Array
-    kv_cache: Array
-    prefill: Array
-    decode: Array
-    link: Array
-    budget: Array
-    power: Array
-    inventory: Array
-    slo_fraction: Array
-
-
-class Doubts(NamedTuple):
-    """Where the queueing approximations were not confirmed by simulation, booleans of shape (n,)."""
-
-    shared_pool_busy: Array  # above half load, prefill and decode in one pool
-    decode_busy: Array  # decode above 0.8
-    batch_limit: Array  # more than 2 % wait for room in the decode batch
-    link_busy: Array  # bursty prefill over a link above 0.3
-    few_prefill_engines: Array  # one or two, with a heavy-tailed prompt
-    cache_unsettled: Array  # two stable states of the prefix cache
-    cache_short: Array  # more than a fifth of continued calls lose their prefix
-
-
-class Performance(NamedTuple):
-    """What a deployment does, before any SLO; `explain` shows it, `attain` scores it."""
-
-    latency: Latency
-    point: OperatingPoint
-    pools: Pools
-    session_rate: Array
-    utilization_prefill: Array
-    utilization_decode: Array
-    utilization_link: Array
-    decode_step: StepTime
-    prefill_call: StepTime  # of the mean call that finds its prefix
-    admission: Wait
-    fleet: Fleet
-    violations: Violations
-    doubts: Doubts
+from breakeven.models.workload import Workload
 
 
 class Outcome(NamedTuple):
     """What a candidate costs and achieves, arrays of shape (n,); the columns of front.csv."""
 
-    feasible: Array
+    feasible: Array  # fits, is stable and within the study's limits
+    meets_slo: Array  # feasible, the target is met and so is every fraction of a single bound
     cost_per_hour_usd: Array
     slo_attainment: Array
     calls_attainment: Array
@@ -135,374 +53,6 @@ class Outcome(NamedTuple):
     doubts: Doubts
 
 
-def _occupancy(stage: ResolvedStage) -> Array:
-    """Share of a call's prefill latency for which it keeps its engine from others: pipelines and data-parallel ranks
-    work on several calls at once."""
-    return 1.0 / (stage.choice.pipeline_parallel * stage.choice.data_parallel)
-
-
-def _node_prefill(
-    nodes: PrefillNodes, attention: Coefficients, ffn: Coefficients, resolved: Resolved, catalog: Catalog
-) -> StepTime:
-    """Prefill latency per node by cause, seconds, (n, nodes)."""
-    wide = jax.tree.map(lambda leaf: leaf[:, None], (attention, ffn))
-    budget = resolved.prefill_attention.choice.token_budget[:, None]
-    return prefill_call(*wide, catalog.llm, nodes.tokens, nodes.pairs, nodes.context, budget)
-
-
-def _service_moments(
-    nodes: PrefillNodes, latency_s: Array, token_s: Array, pair_s: Array, occupancy: Array
-) -> Moments:
-    """Raw moments of the time a call occupies its prefill engine.
-
-    The part linear in tokens and pairs uses the workload's exact moments (the tail carries half the work); what
-    weight traffic and launches add to it is corrected on the nodes.
-    """
-    base = jnp.sum(nodes.weight * (latency_s - token_s[:, None] * nodes.tokens - pair_s[:, None] * nodes.pairs), -1)
-    base = jnp.maximum(base, 0.0)
-    x, y = token_s * nodes.mean_tokens, pair_s * nodes.mean_pairs
-    linear = base[:, None] + token_s[:, None] * nodes.tokens + pair_s[:, None] * nodes.pairs
-    m = nodes.moments
-    first = base + x + y
-    second = base**2 + 2.0 * base * (x + y) + x * x * m[2, 0] + 2.0 * x * y * m[1, 1] + y * y * m[0, 2]
-    third = (
-        base**3
-        + 3.0 * base**2 * (x + y)
-        + 3.0 * base * (x * x * m[2, 0] + 2.0 * x * y * m[1, 1] + y * y * m[0, 2])
-        + x**3 * m[3, 0]
-        + 3.0 * x * x * y * m[2, 1]
-        + 3.0 * x * y * y * m[1, 2]
-        + y**3 * m[0, 3]
-    )
-    exact = [first, second, third]
-    corrected = []
-    for k, moment in enumerate(exact, start=1):
-        shift = jnp.sum(nodes.weight * (latency_s**k - linear**k), -1)
-        corrected.append(jnp.maximum(moment + shift, 0.2 * moment) * occupancy**k)
-    return Moments(*corrected)
-
-
-def _mean_chunks(nodes: PrefillNodes, token_budget: Array) -> Array:
-    return jnp.sum(nodes.weight * prefill_chunks(nodes.tokens, token_budget[:, None]), -1)
-
-
-def _select(split: Array, shared: PrefillNodes, apart: PrefillNodes) -> PrefillNodes:
-    """Nodes per candidate, (n, nodes): `apart` where prefill never saw the previous output."""
-
-    def choose(a: Array, b: Array) -> Array:
-        return jnp.where(split.reshape(-1, *[1] * a.ndim) > 0.5, b, a)
-
-    chosen = jax.tree.map(choose, shared, apart)
-    # moments are indexed [i, j] per candidate
-    return PrefillNodes(**{**chosen.__dict__, "moments": jnp.moveaxis(chosen.moments, 0, -1)})
-
-
-def _transfer(resolved: Resolved, catalog: Catalog, context: Array) -> Array:
-    """Seconds one call's KV cache of `context` tokens takes from the prefill to the decode engine, (n, ...).
-
-    Every rank that holds a shard sends it over its own port, as many ports as the side with fewer shards has.
-    """
-    llm, p, d = catalog.llm, resolved.prefill_attention, resolved.decode_attention
-    ports = jnp.minimum(
-        kv_shards(p, llm) * p.choice.pipeline_parallel, kv_shards(d, llm) * d.choice.pipeline_parallel
-    )
-    nic = jnp.minimum(p.hardware.nic_bytes_per_s, d.hardware.nic_bytes_per_s)
-    port = jnp.where(
-        resolved.link_through_nic > 0.5, jnp.minimum(resolved.link_bytes_per_s, nic), resolved.link_bytes_per_s
-    )
-    shape = (-1, *[1] * (context.ndim - 1))
-    per_token = kv_bytes_per_token(llm, resolved.kv_bytes_per_element.reshape(shape), context)
-    time = resolved.link_latency_s.reshape(shape) + context * per_token / (ports * port).reshape(shape)
-    apart = p.choice.pool != d.choice.pool
-    return jnp.where(apart.reshape(shape), time, 0.0)
-
-
-def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill, PrefillNodes]:
-    """Everything the load does not change."""
-    llm, engine = catalog.llm, catalog.engine
-    kv = resolved.kv_bytes_per_element
-    p, d = resolved.prefill_attention, resolved.decode_attention
-    prefill = attention_coefficients(p, llm, engine, kv), ffn_coefficients(resolved.prefill_ffn, llm, engine)
-    decode = attention_coefficients(d, llm, engine, kv), ffn_coefficients(resolved.decode_ffn, llm, engine)
-    split = jnp.where(p.choice.pool == d.choice.pool, 0.0, 1.0)
-    hit = _select(split, workload.resident, workload.recomputed)
-    hit_terms = _node_prefill(hit, *prefill, resolved, catalog)
-    hit_s = hit_terms.total_s
-    missed_s = _node_prefill(workload.missed, *prefill, resolved, catalog).total_s
-    mean_terms = StepTime(*(jnp.sum(hit.weight * term, -1) for term in hit_terms))
-    token_s, pair_s = prefill_marginal(*prefill, llm)
-    occupancy = _occupancy(p)
-    budget = p.choice.token_budget
-    contexts = jnp.concatenate(
-        [hit.context, jnp.broadcast_to(workload.missed.context, hit.context.shape)], axis=-1
-    )
-    transfer_s = _transfer(resolved, catalog, contexts)
-    nodes = hit.weight.shape[-1]
-    pools = Pools(
-        attention=decode[0],
-        ffn=decode[1],
-        resident=_service_moments(hit, hit_s, token_s, pair_s, occupancy),
-        missed=_service_moments(workload.missed, missed_s, token_s, pair_s, occupancy),
-        resident_chunks=_mean_chunks(hit, budget),
-        missed_chunks=_mean_chunks(workload.missed, budget),
-        marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs,
-        prefill_latency_s=jnp.sum(hit.weight * hit_s, -1),
-        missed_latency_s=jnp.sum(workload.missed.weight * missed_s, -1),
-        prefill_memory=pool_memory(resolved, p, llm, engine, workload.mean_prompt),
-        decode_memory=pool_memory(resolved, d, llm, engine, workload.decode_context),
-        prefill_replicas=p.choice.replicas,
-        decode_replicas=d.choice.replicas,
-        pipeline_parallel=d.choice.pipeline_parallel,
-        data_parallel=d.choice.data_parallel,
-        token_budget=budget,
-        max_batch=d.choice.max_batch,
-        shared=1.0 - split,
-        chunked=(1.0 - split) * p.choice.chunked,
-        prefill_balanced=resolved.balanced,
-        decode_balanced=jnp.maximum(resolved.balanced, split),
-        transfer_s=jnp.sum(hit.weight * transfer_s[:, :nodes], -1),
-    )
-    return pools, Prefill(jnp.concatenate([hit_s, missed_s], -1), transfer_s, mean_terms), hit
-
-
-def _both_ends(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, State, Array]:
-    """(session rate, state, two stable states?) reached from a warm prefix cache; whether a cold one leads elsewhere.
-
-    An open workload supplies its rate; a closed one has the rate at which its sessions are in progress.
-    """
-    one = jnp.ones_like(pools.shared)
-    starts = jnp.stack([0.0 * one, one])
-
-    def from_start(miss: Array) -> tuple[Array, State]:
-        if workload.concurrent_sessions is None:
-            rate = workload.sessions_per_second * one
-            return rate, settle(pools, workload, catalog.llm, rate, miss)
-        closed = settle_closed(pools, workload, catalog.llm, workload.concurrent_sessions * one, miss)
-        return closed.session_rate, closed.state
-
-    rates, states = jax.vmap(from_start)(starts)
-    gap = jnp.abs(states.miss[1] - states.miss[0])
-    return rates[0], jax.tree.map(lambda leaf: leaf[0], states), gap > 0.05
-
-
-def _admission(point: OperatingPoint, pools: Pools, workload: Workload, catalog: Catalog) -> Wait:
-    """Wait for room in the decode batch: the tail of the batch beyond its limit, geometric from there on."""
-    most = most_sequences(pools, workload)
-    full_s = decode_step_at(pools, catalog.llm, most, workload.decode_context).total_s * point.slowdown
-    load = jnp.minimum(point.decode_rate * workload.mean_steps * full_s / most, HIGHEST)
-    batch, variance = point.state.batch, point.batch_variance
-    below = gamma_cdf(most - 0.5, batch, variance)
-    at = jnp.maximum(gamma_cdf(most + 0.5, batch, variance) - below, 1e-12)
-    tail = at / (1.0 - load)
-    probability = tail / (below + tail)
-    cv2 = jnp.maximum(workload.mean_steps2 / workload.mean_steps**2 - 1.0, 0.0)
-    service_s = workload.mean_steps * full_s / most
-    given = 0.5 * (1.0 + cv2) * service_s / (1.0 - load)
-    return Wait(probability, given, jnp.ones_like(given))
-
-
-def _link_wait(
-    point: OperatingPoint, pools: Pools, prefill: Prefill, weight: Array
-) -> tuple[Wait, Array, Array]:
-    """(wait for the prefill engine's link, its utilization, squared CV of departures from prefill).
-
-    Departures of a busy, irregular prefill come in bursts; the exponent 0.4 for them was read off simulations.
-    """
-    mean = jnp.sum(weight * prefill.transfer_s, -1)
-    second = jnp.sum(weight * prefill.transfer_s**2, -1)
-    rho = point.prefill_rate * mean
-    busy = jnp.minimum(point.prefill_utilization, 1.0)
-    service_cv2 = jnp.maximum(point.service.second / (point.service.first**2 + TINY) - 1.0, 0.0)
-    departures = 1.0 + busy**2 * (service_cv2 - 1.0)
-    exponent = jnp.where(departures > 1.5, 0.4, 1.0)
-    transfer_cv2 = jnp.maximum(second / (mean**2 + TINY) - 1.0, 0.0)
-    held = jnp.clip(rho, TINY, HIGHEST)
-    given = 0.5 * mean * (jnp.maximum(departures, 1.0) + transfer_cv2) / (1.0 - held)
-    probability = jnp.where(rho > 0.0, held**exponent, 0.0)
-    return Wait(probability, given, jnp.ones_like(given)), rho, departures
-
-
-def _step_in_progress(point: OperatingPoint, pools: Pools) -> Wait:
-    """A call that arrives in a shared pool first waits for the step in progress to end."""
-    busy = -jnp.expm1(-point.state.batch)
-    share = jnp.minimum(point.prefill_utilization, 1.0)
-    outside = jnp.where(pools.chunked > 0.5, 1.0, 1.0 - share)
-    return uniform_wait(pools.shared * busy * outside, jnp.maximum(point.step_s, 1e-6))
-
-
-def _prefill_mates_wait(point: OperatingPoint, pools: Pools) -> Wait:
-    """Prompts computed together end together: the time of those that share the step."""
-    others = jnp.maximum(point.state.mates - 1.0, 0.0)
-    probability = jnp.clip(others, 1e-6, 0.999)
-    given = others * pools.marginal_s / probability
-    return Wait(probability, given, jnp.ones_like(given))
-
-
-def _token_times(
-    point: OperatingPoint, pools: Pools, workload: Workload, catalog: Catalog
-) -> tuple[Array, Array, Array]:
-    """(TPOT that does not vary with the batch (n, O), mean of what does (n,), variance (n, O))."""
-    context = workload.decode_context
-    per_context = context_s(pools, catalog.llm, context)
-    g, a, b, own = point.slowdown, point.fixed_s, point.marginal_s, point.own_batch
-    batch, busy = point.state.batch, point.state.decode_busy
-    steps = jnp.maximum(workload.output_steps, 1.0)
-    pace = g * (a + b * (batch + own))
-    constant = g * (a + (b - per_context * context) * own + per_context * context * (own - 1.0))
-    constant = constant + 0.3 * g * b * point.batch_mates
-    constant = constant[:, None] + (g * per_context)[:, None] * workload.output_context
-    constant = constant + (0.5 * pace + point.prefill_delay_s)[:, None] / steps
-
-    spread = b**2 * point.batch_variance + per_context**2 * batch * workload.decode_context_var
-    memory_s = workload.mean_steps2 / workload.mean_steps * pace / (1.0 - busy)
-    life = steps * pace[:, None] / memory_s[:, None]
-    variance = (g**2 * spread)[:, None] * autocorrelation_share(life)
-    variance = variance + (g * per_context)[:, None] ** 2 * workload.output_context_var
-    return constant, g * b * batch, variance + _stall_variance(point, pools)[:, None] / steps
-
-
-def _stall_variance(point: OperatingPoint, pools: Pools) -> Array:
-    """Variance of TPOT from prefills that stall or slow the decode, times output steps, shared pools only."""
-    idle = 1.0 - jnp.minimum(point.prefill_utilization, HIGHEST)
-    first = point.prefill_rate * point.service.second * point.step_s / idle**3
-    slower = jnp.maximum(point.chunk_step_s - point.step_s, 0.0)
-    share = jnp.clip(point.chunk_rate / (point.chunk_rate + idle / point.step_s + TINY), 0.0, 1.0)
-    pace = point.slowdown * point.step_s
-    bursts = pace**3 * (slower / (point.step_s * point.chunk_step_s)) ** 2
-    bursts = bursts * point.prefill_rate * point.service.second
-    single = share * (1.0 - share) * slower**2
-    chunked = 1.0 / (1.0 / (bursts + TINY) + 1.0 / (single + TINY))
-    return pools.shared * jnp.where(pools.chunked > 0.5, chunked, first)
-
-
-def _latency(
-    point: OperatingPoint,
-    pools: Pools,
-    prefill: Prefill,
-    weight: Array,
-    wait: Wait,
-    workload: Workload,
-    catalog: Catalog,
-) -> Latency:
-    constant, moving, variance = _token_times(point, pools, workload, catalog)
-    stretch = jnp.where(pools.chunked > 0.5, point.stretch, 1.0)
-    prefill_s = prefill.latency_s * stretch[:, None] + prefill.transfer_s + catalog.engine.request_s
-    token_mean = constant + moving[:, None]
-    output = jnp.sum(workload.output_weight * workload.output_steps * token_mean, -1)
-    output2 = jnp.sum(
-        workload.output_weight * workload.output_steps**2 * (token_mean**2 + variance), -1
-    )
-    first = jnp.sum(weight * prefill_s, -1)
-    first2 = jnp.sum(weight * prefill_s**2, -1)
-    call_mean = wait.average_s + first + output
-    call_variance = wait.variance_s2 + jnp.maximum(first2 - first**2, 0.0) + jnp.maximum(output2 - output**2, 0.0)
-    return Latency(
-        wait=wait,
-        prefill_s=prefill_s,
-        prefill_weight=weight,
-        token_s=constant,
-        token_batch_s=moving,
-        token_variance=variance,
-        steps=workload.output_steps,
-        output_weight=workload.output_weight,
-        session_calls=workload.session_calls,
-        session_weight=workload.session_weight,
-        gap_mean_s=workload.gap_mean_s,
-        gap_variance=workload.gap_var_s,
-        call_mean_s=call_mean,
-        call_variance=call_variance,
-    )
-
-
-def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:
-    """Latency distributions, utilizations, fleet and violated limits of each candidate, shapes (n, ...)."""
-    pools, prefill, hit = _build(resolved, workload, catalog)
-    rate, state, unsettled = _both_ends(pools, workload, catalog)
-    seen = jnp.ones_like(rate)
-    if workload.concurrent_sessions is not None:
-        seen = seen * jnp.maximum(1.0 - 1.0 / workload.concurrent_sessions, 0.0)
-    point = operating_point(state, pools, workload, catalog.llm, rate, seen)
-    miss = state.miss[:, None]
-    missed_weight = jnp.broadcast_to(workload.missed.weight, hit.weight.shape)
-    weight = jnp.concatenate([hit.weight * (1.0 - miss), missed_weight * miss], -1)
-
-    link, link_utilization, departures = _link_wait(point, pools, prefill, weight)
-    admission = _admission(point, pools, workload, catalog)
-    wait = add_waits(
-        prefill_wait(point, pools, workload, seen),
-        _step_in_progress(point, pools),
-        _prefill_mates_wait(point, pools),
-        admission,
-        link,
-    )
-    decode_use = decode_utilization(point, pools, workload, catalog.llm)
-    money = fleet(resolved, catalog.economy)
-    return Performance(
-        latency=_latency(point, pools, prefill, weight, wait, workload, catalog),
-        point=point,
-        pools=pools,
-        session_rate=rate,
-        utilization_prefill=point.prefill_utilization,
-        utilization_decode=decode_use,
-        utilization_link=link_utilization,
-        decode_step=decode_step_at(pools, catalog.llm, state.batch, workload.decode_context),
-        prefill_call=prefill.terms,
-        admission=admission,
-        fleet=money,
-        violations=_violations(resolved, pools, workload, point, decode_use, link_utilization, money, catalog),
-        doubts=_doubts(pools, point, decode_use, link_utilization, departures, admission, unsettled),
-    )
-
-
-def _violations(
-    resolved: Resolved,
-    pools: Pools,
-    workload: Workload,
-    point: OperatingPoint,
-    decode_use: Array,
-    link_use: Array,
-    money: Fleet,
-    catalog: Catalog,
-) -> Violations:
-    p, d = resolved.prefill_attention, resolved.decode_attention
-    economy = catalog.economy
-    memory = pools.prefill_memory, pools.decode_memory
-    short = [-m.free_bytes / s.hardware.memory_bytes for m, s in zip(memory, (p, d), strict=True)]
-    room = jnp.minimum(memory[0].capacity_tokens, memory[1].capacity_tokens)
-    return Violations(
-        weights=jnp.maximum(*short),
-        kv_cache=workload.max_tokens / jnp.maximum(room, 1.0) - 1.0,
-        prefill=point.prefill_utilization - 1.0,
-        decode=decode_use - 1.0,
-        link=link_use - 1.0,
-        budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,
-        power=money.power_w / economy.max_power_w - 1.0,
-        inventory=money.inventory_excess,
-        slo_fraction=jnp.full_like(link_use, -1.0),
-    )
-
-
-def _doubts(
-    pools: Pools,
-    point: OperatingPoint,
-    decode_use: Array,
-    link_use: Array,
-    departures: Array,
-    admission: Wait,
-    unsettled: Array,
-) -> Doubts:
-    service_cv2 = point.service.second / (point.service.first**2 + TINY) - 1.0
-    return Doubts(
-        shared_pool_busy=(pools.shared > 0.5) & (jnp.maximum(point.prefill_utilization, decode_use) > 0.5),
-        decode_busy=point.state.decode_busy > 0.8,
-        batch_limit=admission.probability > 0.02,
-        link_busy=(link_use > 0.3) & (departures > 1.5),
-        few_prefill_engines=(pools.shared < 0.5) & (pools.prefill_replicas <= 2.0) & (service_cv2 > 4.0),
-        cache_unsettled=unsettled,
-        cache_short=point.state.miss > 0.2,
-    )
-
-
 def _model_flops_per_token(catalog: Catalog, pairs_per_token: Array) -> Array:
     """Useful FLOPs of one token: 2 per active parameter, and its attention."""
     llm = catalog.llm
@@ -530,7 +80,10 @@ def _power_w(resolved: Resolved, found: Performance, catalog: Catalog) -> Array:
     economy = catalog.economy
     busy = jnp.maximum(found.utilization_prefill, 0.0), found.utilization_decode
     shared = jnp.maximum(*busy)
-    use = [shared, *[jnp.where(found.pools.shared > 0.5, shared, u) for u in (busy[0], busy[0], *[busy[1]] * 2)]]
+    use = [
+        shared,
+        *[jnp.where(found.pools.shared > 0.5, shared, u) for u in (busy[0], busy[0], *[busy[1]] * 2)],
+    ]
     use[0] = use[1]
     total = jnp.zeros_like(shared)
     for stage, count, share in zip(resolved.stages, found.fleet.by_stage, use, strict=True):
@@ -543,22 +96,23 @@ def outcome(
     resolved: Resolved, found: Performance, met: Attainment, slo: Slo, workload: Workload, catalog: Catalog
 ) -> Outcome:
     """The columns of front.csv from a performance and its attainment."""
-    violations = found.violations._replace(slo_fraction=shortfall(met, slo))
+    short = shortfall(met, slo)
     feasible = jnp.ones_like(found.session_rate, dtype=bool)
-    for excess in violations:
+    for excess in found.violations:
         feasible = feasible & (excess <= 0.0)
     calls = found.session_rate * workload.calls_per_session
     tokens = calls * workload.mean_output
     latency, cost = found.latency, found.fleet.cost_per_hour_usd
     session_mean = workload.calls_per_session * latency.call_mean_s
     session_mean = session_mean + (workload.calls_per_session - 1.0) * workload.gap_mean_s
-    served = jnp.where(feasible | (violations.slo_fraction > 0.0), 1.0, 0.0)
+    served = jnp.where(feasible, 1.0, 0.0)
     p, d = resolved.prefill_attention, resolved.decode_attention
     pairs = workload.resident.mean_pairs / workload.resident.mean_tokens
     prefill_flops = workload.resident.mean_tokens * _model_flops_per_token(catalog, pairs)
     decode_tokens = found.point.decode_rate * workload.mean_steps
     return Outcome(
         feasible=feasible,
+        meets_slo=feasible & (met.slo >= slo.target) & (short <= 0.0),
         cost_per_hour_usd=cost,
         slo_attainment=met.slo * served,
         calls_attainment=met.calls * served,
@@ -587,16 +141,14 @@ def outcome(
         utilization_link=found.utilization_link,
         decode_batch=found.point.state.batch,
         cache_hit=1.0 - found.point.state.miss,
-        mfu_prefill=found.point.prefill_rate
-        * prefill_flops
-        / (_engine_accelerators(p) * p.hardware.bf16_flops_per_s),
+        mfu_prefill=found.point.prefill_rate * prefill_flops / (_engine_accelerators(p) * p.hardware.bf16_flops_per_s),
         mfu_decode=decode_tokens
         * _model_flops_per_token(catalog, workload.decode_context)
         / (_engine_accelerators(d) * d.hardware.bf16_flops_per_s),
         mbu_decode=decode_tokens
         * _decode_traffic(resolved, found, workload, catalog)
         / (_engine_accelerators(d) * d.hardware.memory_bandwidth_bytes_per_s),
-        violations=violations,
+        violations=found.violations,
         doubts=found.doubts,
     )
 
@@ -608,6 +160,37 @@ def evaluate(deployment: Deployment, workload: Workload, slo: Slo, catalog: Cata
     `deployment` is a struct of arrays of shape (n,); the result has the same shape. Topologies are data, so no mix
     of them recompiles; an open load, a closed population and each set of bounds are compiled apart.
     """
-    resolved = resolve(deployment, catalog)
+    return _evaluate(resolve(deployment, catalog), workload, slo, catalog)
+
+
+def _evaluate(resolved: Resolved, workload: Workload, slo: Slo, catalog: Catalog) -> Outcome:
     found = performance(resolved, workload, catalog)
     return outcome(resolved, found, attain(found.latency, slo), slo, workload, catalog)
+
+
+LIGHTEST, HEAVIEST = 1e-6, 1e4  # sessions per second that `evaluate_max_load` searches between
+
+
+@jax.jit
+def evaluate_max_load(deployment: Deployment, workload: Workload, slo: Slo, catalog: Catalog) -> Outcome:
+    """Every candidate at the largest session rate at which it is feasible and meets the SLO, within 0.1 %.
+
+    Bisection on the logarithm of the rate: attainment falls with load. Candidates that meet the SLO at no rate are
+    returned at a thousandth of a call per second or less, and their violations or attainment say why.
+    """
+    resolved = resolve(deployment, catalog)
+
+    def at(log_rate: Array) -> Outcome:
+        loaded = dataclasses.replace(workload, sessions_per_second=jnp.exp(log_rate), concurrent_sessions=None)
+        return _evaluate(resolved, loaded, slo, catalog)
+
+    def body(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        met = at(middle).meets_slo
+        return jnp.where(met, middle, low), jnp.where(met, high, middle)
+
+    low = jnp.full_like(deployment.balanced, jnp.log(LIGHTEST))
+    high = jnp.full_like(low, jnp.log(HEAVIEST))
+    low, _ = lax.fori_loop(0, 15, body, (low, high))
+    return at(low)

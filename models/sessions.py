@@ -171,13 +171,9 @@ def _parse(name: str, own: Mapping[str, Any], merged: Mapping[str, Any], field: 
     for key in _FLAGS:
         parsed[key] = _flag(f"{field}.{key}", values[key])
     if parsed["reset_probability"] > parsed["prefix_break_probability"]:
-        allowed = (
-            f"at most prefix_break_probability ({parsed['prefix_break_probability']:g}): a reset is a break"
-        )
+        allowed = f"at most prefix_break_probability ({parsed['prefix_break_probability']:g}): a reset is a break"
         raise InputError(f"{field}.reset_probability", parsed["reset_probability"], allowed)
-    plain = CallClass(
-        1.0, parsed["first_prompt_tokens"], parsed["shared_prefix_tokens"], 0.0, parsed["output_tokens"]
-    )
+    plain = CallClass(1.0, parsed["first_prompt_tokens"], parsed["shared_prefix_tokens"], 0.0, parsed["output_tokens"])
     return SessionSpec(name=name, classes=classes or (plain,), **parsed)
 
 
@@ -218,9 +214,7 @@ def _refuse_beside_classes(own: Mapping[str, Any], classes: tuple[CallClass, ...
 def _marginals(classes: tuple[CallClass, ...]) -> dict[str, Any]:
     """What the classes are together: mixtures, and the mean cached prefix."""
     weights = [row.weight for row in classes]
-    cached = [
-        row.cached_prefix_tokens + row.cached_prefix_fraction * row.prompt_tokens.mean() for row in classes
-    ]
+    cached = [row.cached_prefix_tokens + row.cached_prefix_fraction * row.prompt_tokens.mean() for row in classes]
     return {
         "first_prompt_tokens": mixture(weights, [row.prompt_tokens for row in classes]),
         "output_tokens": mixture(weights, [row.output_tokens for row in classes]),

@@ -135,9 +135,7 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
         expert_token_s=zero,
         collective_token_s=token_s,
         sequence_s=engine.sequence_s + state_s + llm.window_tokens * window_s,
-        context_s=smooth_max(
-            llm.index_elements_per_token * kv_bytes / kv_read, llm.index_flops_per_pair / decode_rate
-        ),
+        context_s=smooth_max(llm.index_elements_per_token * kv_bytes / kv_read, llm.index_flops_per_pair / decode_rate),
         selected_context_s=smooth_max(
             llm.kv_elements_per_token * kv_bytes / kv_read, llm.decode_flops_per_pair / decode_rate
         ),
@@ -168,11 +166,7 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coeffici
         weight_s=weights / (t * read),
         token_s=2.0 * llm.dense_weights / (t * stage.dense_flops_per_s),
         expert_s=imbalance * llm.expert_weights * stage.experts_bytes / expert_read,
-        expert_token_s=imbalance
-        * 2.0
-        * llm.expert_weights
-        * expert_share
-        / (ranks * stage.experts_flops_per_s),
+        expert_token_s=imbalance * 2.0 * llm.expert_weights * expert_share / (ranks * stage.experts_flops_per_s),
         collective_token_s=token_s + dispatch_token_s,
         sequence_s=2.0 * llm.head_weights / (t * stage.head_flops_per_s) / choice.data_parallel,
         context_s=zero,

@@ -158,10 +158,18 @@ def _arithmetic_rates(accelerator: Accelerator) -> dict[str, float]:
 
 
 def _hardware_row(accelerator: Accelerator, usd_per_hour: float, available: float) -> dict[str, float]:
-    copied = (
-        "memory_bytes memory_bandwidth_bytes_per_s scaleup_bytes_per_s scaleup_pair_bytes_per_s "
-        "scaleup_domain per_instance nic_bytes_per_s host_bytes_per_s power_w all_in_power_w"
-    ).split()
+    copied = [
+        "memory_bytes",
+        "memory_bandwidth_bytes_per_s",
+        "scaleup_bytes_per_s",
+        "scaleup_pair_bytes_per_s",
+        "scaleup_domain",
+        "per_instance",
+        "nic_bytes_per_s",
+        "host_bytes_per_s",
+        "power_w",
+        "all_in_power_w",
+    ]
     row = {name: float(getattr(accelerator, name)) for name in copied}
     row |= _arithmetic_rates(accelerator) | efficiency(accelerator.generation)
     hopper = float(accelerator.generation == "hopper")

@@ -89,6 +89,7 @@ def workload(
     """Nodes and moments of `spec` on a model of `max_context` tokens, from `sessions` sampled sessions."""
     number("workload.arrival_cv", arrival_cv, 0.0, 100.0)
     number("workload.max_context", max_context, 16.0, 1e8)
+    number("workload.sessions", sessions, 1000, 1e7, whole=True)  # the finest bin holds 0.23 % of them
     return _build(spec, float(max_context), float(arrival_cv), int(sessions), int(seed))
 
 
@@ -142,7 +143,10 @@ def _build(spec: SessionSpec, max_context: float, arrival_cv: float, sessions: i
 
 
 def _leaf(value: object) -> Leaf:
-    return np.asarray(value, np.float32)
+    """A 32-bit array that nobody changes: workloads are kept and handed out again."""
+    leaf = np.array(value, np.float32)
+    leaf.setflags(write=False)
+    return leaf
 
 
 def _shared(spec: SessionSpec, sample: Sessions) -> float:

@@ -1,8 +1,8 @@
 """Candidates in, columns out: blocks of one fixed size through the jitted model, percentiles for the few that matter."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ import numpy as np
 
 from breakeven.models.attainment import Latency, Slo, call_cdf, percentile, session_cdf, tpot_cdf, ttft_cdf
 from breakeven.models.deployment import Deployment
-from breakeven.models.serving import Doubts, Outcome, Violations, evaluate, performance
+from breakeven.models.performance import Doubts, Violations, performance
+from breakeven.models.serving import Outcome, evaluate, evaluate_max_load
 from breakeven.models.tables import Catalog, resolve
 from breakeven.models.workload import Workload
 from breakeven.spaces.space import Space
@@ -61,10 +62,7 @@ class Evaluator:
     slo: Slo
     catalog: Catalog
     session_p95: bool = False  # an objective needs it for every candidate
-
-    @cached_property
-    def target(self) -> float:
-        return float(self.slo.target)
+    max_load: bool = False  # each candidate at the largest load that meets the SLO
 
     def deployment(self, ids: np.ndarray, size: int) -> Deployment:
         """Candidates padded to `size` with the last one."""
@@ -75,10 +73,11 @@ class Evaluator:
         """Begin evaluating one block; the arrays arrive while the caller goes on."""
         size = SMALL if len(ids) <= SMALL else BLOCK
         deployment = self.deployment(ids, size)
-        outcome = evaluate(deployment, self.workload, self.slo, self.catalog)
+        model = evaluate_max_load if self.max_load else evaluate
+        outcome = model(deployment, self.workload, self.slo, self.catalog)
         p95 = None
         if self.session_p95:
-            p95 = _session_p95(_latency(deployment, self.workload, self.catalog))
+            p95 = _session_p95(_latency(deployment, self._loaded(outcome), self.catalog))
         return ids, outcome, p95
 
     def finish(self, started: tuple[np.ndarray, Outcome, jax.Array | None]) -> Columns:
@@ -95,10 +94,13 @@ class Evaluator:
                 columns[name] = np.asarray(value)[:n]
         if p95 is not None:
             columns["session_p95_s"] = np.asarray(p95)[:n]
-        columns["meets_slo"] = (
-            columns["feasible"] & (columns["slo_attainment"] >= self.target) & (columns["excess_slo_fraction"] <= 0.0)
-        )
         return columns
+
+    def _loaded(self, outcome: Outcome) -> Workload:
+        """The workload at the load each candidate was evaluated at."""
+        if not self.max_load:
+            return self.workload
+        return dataclasses.replace(self.workload, sessions_per_second=outcome.sessions_per_second)
 
     def __call__(self, ids: np.ndarray) -> Columns:
         """Evaluate up to one block of candidates."""
@@ -109,7 +111,11 @@ class Evaluator:
         parts = []
         for start in range(0, len(ids), SMALL):
             some = ids[start : start + SMALL]
-            latency = _latency(self.deployment(some, SMALL), self.workload, self.catalog)
+            deployment = self.deployment(some, SMALL)
+            loaded = self.workload
+            if self.max_load:
+                loaded = self._loaded(evaluate_max_load(deployment, self.workload, self.slo, self.catalog))
+            latency = _latency(deployment, loaded, self.catalog)
             found = _percentiles(latency)
             parts.append({name: np.asarray(value)[: len(some)] for name, value in found.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in PERCENTILES}

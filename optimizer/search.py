@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from breakeven.optimizer.evaluator import REASONS, Columns, Evaluator
+from breakeven.optimizer.evaluator import BLOCK, REASONS, Columns, Evaluator
 from breakeven.optimizer.front import Archive, as_costs
 
 KEPT_ROWS = 1_000_000
@@ -62,11 +62,11 @@ class Found:
             left = left & ~hit
 
 
-def exhaustive(evaluator: Evaluator, found: Found, block: int, rank_by: str, progress: Progress) -> Found:
+def exhaustive(evaluator: Evaluator, found: Found, rank_by: str, progress: Progress) -> Found:
     """Evaluate every candidate of the space, a block at a time; one block computes while another is merged."""
     total = evaluator.space.size
     pending = None
-    for ids in [*evaluator.space.blocks(block), None]:
+    for ids in [*evaluator.space.blocks(BLOCK), None]:
         started = None if ids is None else evaluator.start(ids)
         if pending is not None:
             columns = evaluator.finish(pending)

@@ -71,7 +71,7 @@ def why_invalid(
     whole = row["expert_parallel"] > 0
     ranks = t * d
     rules = {
-        f"tensor_parallel divides {llm.heads} heads": llm.heads % t != 0,
+        f"tensor_parallel divides {llm.shardable_heads} heads": llm.shardable_heads % t != 0,
         "tensor_parallel × data_parallel stays inside a node": ranks > node,
         f"pipeline_parallel is at most {llm.layers} layers": p > llm.layers,
         "expert_parallel needs experts that the ranks divide": whole
@@ -202,9 +202,7 @@ class Space:
             yield np.arange(start, min(start + size, self.size), dtype=np.int64)
 
 
-def _phases(
-    family: Family, digits: Sequence[np.ndarray]
-) -> Iterator[tuple[str, np.ndarray, dict[str, np.ndarray]]]:
+def _phases(family: Family, digits: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray, dict[str, np.ndarray]]]:
     """(phase, digit, table) of prefill and decode: the pools that their attention stands in."""
     labels = family.topology.labels
     for phase in ("prefill", "decode"):
@@ -221,9 +219,7 @@ def _stage(pool: dict[str, np.ndarray], label: np.ndarray, chunked: np.ndarray) 
         "expert_parallel": np.where(pool["expert_parallel"] > 0, ranks, 1),
     }
     whole = {"pool", "accelerator", "weights"}
-    return Stage(
-        **{n: jnp.asarray(values[n], jnp.int32 if n in whole else jnp.float32) for n in STAGE_FIELDS}
-    )
+    return Stage(**{n: jnp.asarray(values[n], jnp.int32 if n in whole else jnp.float32) for n in STAGE_FIELDS})
 
 
 @dataclass(frozen=True)
@@ -250,7 +246,9 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
         topology = TOPOLOGIES[name]
         split = len(topology.pools) > 1
         pools = (domains.prefill, domains.decode) if split else (domains.shared,)
-        tables = tuple(pool_table(_effective(d, role), names, llm) for d, role in zip(pools, topology.pools, strict=True))
+        tables = tuple(
+            pool_table(_effective(d, role), names, llm) for d, role in zip(pools, topology.pools, strict=True)
+        )
         families.append(Family(topology, tables, kv, all_links if split else all_links[:1], routing))
     return Space(tuple(families), names)
 
@@ -269,12 +267,7 @@ def first_broken_rule(domain: PoolDomain, names: Names, llm: Architecture) -> st
     """The sharding rule that forbids most of an empty pool domain, in words."""
     axes = [domain.accelerator, domain.tensor_parallel, domain.data_parallel, domain.expert_parallel]
     axes.append(domain.pipeline_parallel)
-    rows = np.array(
-        [
-            [names.accelerator_ids.index(a), t, d, int(e), p]
-            for a, t, d, e, p in itertools.product(*axes)
-        ]
-    )
+    rows = np.array([[names.accelerator_ids.index(a), t, d, int(e), p] for a, t, d, e, p in itertools.product(*axes)])
     keys = ("accelerator", "tensor_parallel", "data_parallel", "expert_parallel", "pipeline_parallel")
     _, rules = why_invalid({k: rows[:, i] for i, k in enumerate(keys)}, names, llm)
     return max(rules, key=lambda rule: int(rules[rule].sum()))

@@ -135,9 +135,7 @@ def test_a_new_link_brings_its_bandwidth() -> None:
 
 
 def test_a_whole_definition() -> None:
-    chip = accelerator(
-        dict(name="Edge 1", fp8_tflops=100, memory_gib=16, memory_bandwidth_gbs=200, usd_per_hour=0.1)
-    )
+    chip = accelerator(dict(name="Edge 1", fp8_tflops=100, memory_gib=16, memory_bandwidth_gbs=200, usd_per_hour=0.1))
     assert chip.id == chip.priced_as == "edge-1" and chip.usd_per_hour == 0.1
     assert chip.fp8_flops_per_s == 1e14 and chip.scaleup_domain == chip.per_instance == 1
 

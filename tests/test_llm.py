@@ -307,7 +307,14 @@ def test_a_mapping_in_full(config: dict[str, Any]):
         ({"like": "gemma-4-26b-a4b", "num_kv_shared_layers": 4}, "not supported"),
         ({"like": "nemotron-h-56b", "hybrid_override_pattern": "MX"}, "one of M, *, E, -"),
         ({"like": "nemotron-h-56b", "num_hidden_layers": 100}, "118"),
-        ({"like": "qwen3-vl-8b", "vision_config": {"depth": 2}}, "vision_config"),
+        ({"like": "qwen3-vl-8b", "vision_config": {"depth": 2}}, "llm.vision_config.hidden_size"),
+        (
+            {
+                "like": "qwen3-vl-8b",
+                "vision_config": table("llms")["qwen3-vl-8b"]["vision_config"] | {"deepstack_visual_indexes": True},
+            },
+            "llm.vision_config.deepstack_visual_indexes = True",
+        ),
     ],
 )
 def test_bad_specs_name_the_field_and_what_is_allowed(spec: Any, message: str):
@@ -326,9 +333,7 @@ def test_errors_of_a_file_name_it(tmp_path: Path, config: dict[str, Any]):
             llm(spec)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"3", b"\xff\xfe{}", b"[" * 100_000, b"9" * 5000, b"not json"]
-)
+@pytest.mark.parametrize("content", [b"", b"[]", b"3", b"\xff\xfe{}", b"[" * 100_000, b"9" * 5000, b"not json"])
 def test_files_that_are_no_config(tmp_path: Path, content: bytes):
     path = tmp_path / "config.json"
     path.write_bytes(content)

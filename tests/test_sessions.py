@@ -1,4 +1,4 @@
-"""Workload distributions against numeric integrals, and sampled sessions against the traces they stand for."""
+"""Workload distributions against numeric integrals; sampled sessions against the traces they stand for."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -43,8 +43,8 @@ def test_mean_min_is_the_integral_of_the_survival(law, t):
 
 def test_samples_follow_the_distribution_function(law):
     n = 40_000
-    for values in (law.sample(np.random.default_rng(1), n), law.invert((np.arange(n) + 0.5) / n)):
-        values, counts = np.unique(values, return_counts=True)
+    for drawn in (law.sample(np.random.default_rng(1), n), law.invert((np.arange(n) + 0.5) / n)):
+        values, counts = np.unique(drawn, return_counts=True)
         assert np.max(np.abs(np.cumsum(counts) / n - law.cdf(values))) < 1.95 / np.sqrt(n)
 
 
@@ -56,7 +56,7 @@ def test_mean_is_the_limit_of_mean_min_and_of_the_samples(law):
 def test_a_number_is_a_constant_and_limits_clip():
     assert distribution(5, "x", 0.0, 10.0) == Constant(5.0)
     capped = distribution({"lognormal": [3.0, 1.0], "min": 2, "max": 50}, "x", 0.0, 1e4)
-    assert np.all((capped.sample(np.random.default_rng(0), 1000) >= 2.0)) and float(capped.cdf(50.0)) == 1.0
+    assert np.all(capped.sample(np.random.default_rng(0), 1000) >= 2.0) and float(capped.cdf(50.0)) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,7 @@ def test_a_prompt_is_the_one_before_and_its_growth(sample):
     before = np.roll(sample.prompt_tokens, 1)
     growth = sample.observation_tokens + sample.previous_output_kept_tokens
     np.testing.assert_array_equal(sample.prompt_tokens[grown], (before + growth)[grown])
-    assert np.all(
-        sample.previous_output_kept_tokens <= np.where(sample.first, 0.0, np.roll(sample.output_tokens, 1))
-    )
+    assert np.all(sample.previous_output_kept_tokens <= np.where(sample.first, 0.0, np.roll(sample.output_tokens, 1)))
 
 
 def test_contexts_fit_the_model(sample):
@@ -180,19 +178,14 @@ def test_stripping_thinking_shrinks_contexts_and_raises_prefill():
     stripped = sample_sessions(session_spec({**think, "keep_thinking": False}), 10, 0, WINDOW)
     later = ~kept.first
     assert np.all(kept.resident_tokens[later] == 100.0) and np.all(stripped.resident_tokens[later] == 120.0)
-    assert np.all(kept.recomputed_tokens[later] == 180.0) and np.all(
-        stripped.recomputed_tokens[later] == 120.0
-    )
+    assert np.all(kept.recomputed_tokens[later] == 180.0) and np.all(stripped.recomputed_tokens[later] == 120.0)
     assert stripped.prompt_tokens.max() == 1000.0 + 3 * 120.0
 
 
 def token_hit(sample: Sessions, ttl_s: float) -> float:
-    """Share of the prompt tokens found cached when idle KV lives `ttl_s`, the first time cold, as the trace counts it."""
+    """Share of the prompt tokens found cached when idle KV lives `ttl_s`; first calls are cold."""
     gone = sample.first | (np.roll(sample.gap_after_s, 1) > ttl_s)
-    return (
-        1.0
-        - np.where(gone, sample.prompt_tokens, sample.recomputed_tokens).sum() / sample.prompt_tokens.sum()
-    )
+    return 1.0 - np.where(gone, sample.prompt_tokens, sample.recomputed_tokens).sum() / sample.prompt_tokens.sum()
 
 
 def test_coding_agent_is_like_its_trace(coding):
@@ -215,7 +208,7 @@ def test_coding_agent_is_like_its_trace(coding):
 
 
 def test_coding_agent_contexts_grow_as_in_the_trace(coding):
-    """Median prompt at turn 0/10/50/100: 18.5/45/97/118k; fresh sessions of the trace 19.0/50.7/94.2/117.5k."""
+    """Median prompt at turn 0/10/50/100: 18.5/45/97/118k; the trace, fresh: 19.0/50.7/94.2/117.5k."""
     for index, median in ((0, 18_990.0), (10, 50_676.0), (50, 94_217.0), (100, 117_501.0)):
         assert np.median(coding.prompt_tokens[coding.index == index]) == pytest.approx(median, rel=0.15)
 
@@ -225,11 +218,9 @@ def test_coding_agent_token_hit_with_an_infinite_cache(coding):
     assert token_hit(coding, np.inf) == pytest.approx(0.964, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("ttl_s", "hit"), [(30, 0.744), (60, 0.817), (120, 0.870), (300, 0.918), (600, 0.937)]
-)
+@pytest.mark.parametrize(("ttl_s", "hit"), [(30, 0.744), (60, 0.817), (120, 0.870), (300, 0.918), (600, 0.937)])
 def test_coding_agent_token_hit_by_time_to_live(coding, ttl_s, hit):
-    """Independent gaps give 0.753, 0.810, 0.863, 0.916, 0.954 (the last above: a person's gap is capped at 600 s)."""
+    """Independent gaps give 0.753, 0.810, 0.863, 0.916, 0.954 (the last as a person's gap ends at 600 s)."""
     assert token_hit(coding, ttl_s) == pytest.approx(hit, abs=0.02)
 
 
@@ -240,9 +231,8 @@ def test_token_hit_of_the_mooncake_presets(name, hit):
 
 
 def test_tool_agent_token_hit_is_that_of_tau_bench():
-    assert token_hit(sample_sessions(session_spec("tool-agent"), 5000, 0, WINDOW), np.inf) == pytest.approx(
-        0.916, abs=0.02
-    )
+    sample = sample_sessions(session_spec("tool-agent"), 5000, 0, WINDOW)
+    assert token_hit(sample, np.inf) == pytest.approx(0.916, abs=0.02)
 
 
 def test_classes_keep_their_weights_and_prefixes():
@@ -255,7 +245,7 @@ def test_classes_keep_their_weights_and_prefixes():
 
 
 def test_against_the_trace_itself(coding):
-    """Quantiles of prompts, outputs and growth of the trace's fresh sessions, read from the file where it is at hand."""
+    """Quantiles of prompts, outputs and growth of the trace's sessions that start fresh."""
     file = TRACES / "weka_claude_code_sessions.csv.gz"
     if not file.exists():
         pytest.skip("the kv-cache-tester trace is not at hand")
@@ -264,12 +254,8 @@ def test_against_the_trace_itself(coding):
     firsts = calls[calls.call == 0]
     fresh = calls[calls.session.isin(firsts.session[firsts.input_tokens < 40_000])]
     for at in (0.25, 0.5, 0.75):
-        assert np.quantile(coding.output_tokens, at) == pytest.approx(
-            calls.output_tokens.quantile(at), rel=0.06
-        )
-        assert np.quantile(coding.prompt_tokens, at) == pytest.approx(
-            fresh.input_tokens.quantile(at), rel=0.16
-        )
-    growth = fresh.input_tokens.diff()[(fresh.call > 0)]
+        assert np.quantile(coding.output_tokens, at) == pytest.approx(calls.output_tokens.quantile(at), rel=0.06)
+        assert np.quantile(coding.prompt_tokens, at) == pytest.approx(fresh.input_tokens.quantile(at), rel=0.16)
+    growth = fresh.input_tokens.diff()[fresh.call > 0]
     modelled = (coding.observation_tokens + coding.previous_output_kept_tokens)[~coding.first]
     assert np.median(modelled) == pytest.approx(growth[growth > 0].median(), rel=0.15)

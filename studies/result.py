@@ -1,0 +1,240 @@
+"""What a study found, as tables: the front, the cheapest deployment that meets the target, the best of each family."""
+
+import json
+import platform
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
+from breakeven.optimizer.search import Found
+from breakeven.spaces.space import POOL_FIELDS
+from breakeven.studies.study import Study
+
+FRONT = "front.csv"
+FAMILIES = "families.csv"
+EVALUATIONS = "evaluations.parquet"
+BEST = "best.yaml"
+RECORD = "study.json"
+
+_FLAGS = ("excess_", "doubt_")
+
+
+def describe(row: pd.Series) -> str:
+    """A deployment in a few words: `3 x h200-sxm TP4 + 2 x b200-sxm TP2`."""
+
+    def pool(phase: str) -> str:
+        ranks = [f"TP{row[f'{phase}_tensor_parallel']}"]
+        for name, letters in (("pipeline_parallel", "PP"), ("data_parallel", "DP")):
+            if row[f"{phase}_{name}"] > 1:
+                ranks.append(f"{letters}{row[f'{phase}_{name}']}")
+        if row[f"{phase}_expert_parallel"]:
+            ranks.append("EP")
+        hardware = f"{row[f'{phase}_replicas']} × {row[f'{phase}_accelerator']} {' '.join(ranks)}"
+        return f"{hardware} {row[f'{phase}_weights']}"
+
+    if row["link"]:
+        return f"{pool('prefill')} → {pool('decode')}"
+    return pool("prefill")
+
+
+def table(evaluator: Evaluator, ids: np.ndarray) -> pd.DataFrame:
+    """Choices, metrics, percentiles and doubts of candidates, one row each."""
+    columns = evaluator(ids)
+    frame = evaluator.space.frame(ids)
+    frame.insert(1, "deployment", frame.apply(describe, axis=1))
+    metrics = {k: v for k, v in columns.items() if not k.startswith(_FLAGS) and k != "candidate"}
+    metrics |= evaluator.percentiles(ids)
+    frame = frame.assign(**metrics)
+    for phase, pool_share in _pool_costs(evaluator, frame).items():
+        frame[f"idle_cost_{phase}_usd_per_hour"] = pool_share * (1.0 - frame[f"utilization_{phase}"]).clip(0.0, 1.0)
+    frame["unverified"] = doubts(columns)
+    frame["reason"] = reasons(columns)
+    return frame
+
+
+def _pool_costs(evaluator: Evaluator, frame: pd.DataFrame) -> dict[str, pd.Series]:
+    """Cost per hour of the prefill and of the decode pool; a shared pool counts once, as decode."""
+    prices = dict(
+        zip(
+            evaluator.space.names.accelerator_ids,
+            np.asarray(evaluator.catalog.hardware.usd_per_hour, float),
+            strict=True,
+        )
+    )
+    costs = {}
+    for phase in ("prefill", "decode"):
+        ranks = [f"{phase}_{name}" for name in ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel")]
+        costs[phase] = frame[ranks].prod(axis=1) * frame[f"{phase}_accelerator"].map(prices).astype(float)
+    costs["prefill"] = costs["prefill"].where(frame["link"] != "", 0.0)
+    return costs
+
+
+@dataclass
+class Result:
+    """What a run found, and what it took."""
+
+    study: Study
+    front: pd.DataFrame
+    families: pd.DataFrame  # the best of each topology that meets the target, cheapest first
+    found: Found
+    seconds: float
+    search: str
+    interrupted: bool = False
+    total_seconds: float = 0.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def best(self) -> pd.Series | None:
+        """The cheapest deployment that meets the target (for `load: max` the one that carries most), or None."""
+        return self.families.iloc[0] if len(self.families) else None
+
+    @property
+    def rank_by(self) -> str:
+        return rank_by(self.study)
+
+    def why_not(self) -> str:
+        """In one line, why nothing meets the target: which constraint binds, and by how much."""
+        slo, found = self.study.written.slo, self.found
+        if found.feasible and found.highest_attainment > 0.0:
+            part = f"SLO attainment binds: the best of {found.feasible:,} feasible candidates reaches "
+            return (
+                part
+                + f"{found.highest_attainment:.4f} of the target {slo.target:g}, and the fractions of single bounds"
+            )
+        if not found.stopped:
+            return "no candidate was feasible"
+        name = max(found.stopped, key=lambda key: found.stopped[key])
+        return (
+            f"{REASONS[name]} binds for {found.stopped[name]:,} of {found.evaluated:,} candidates; "
+            f"the nearest misses by {found.nearest[name]:.1%}"
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write front.csv, families.csv, evaluations.parquet, best.yaml and study.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.front.to_csv(folder / FRONT, index=False)
+        self.families.to_csv(folder / FAMILIES, index=False)
+        self._evaluations().to_parquet(folder / EVALUATIONS, index=False)
+        best = self.best
+        if best is not None:
+            (folder / BEST).write_text(deployment_yaml(self.study, best), encoding="utf-8")
+        else:
+            (folder / BEST).unlink(missing_ok=True)
+        (folder / RECORD).write_text(json.dumps(self.record(), indent=2, default=str), encoding="utf-8")
+
+    def _evaluations(self) -> pd.DataFrame:
+        """Every evaluated candidate that was kept, and always the front and the best of each family."""
+        kept = self.found.kept
+        if not kept:
+            return self.front
+        columns = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
+        frame = self.study.space.frame(columns["candidate"])
+        frame = frame.assign(**{k: v for k, v in columns.items() if not k.startswith(_FLAGS)})
+        frame["reason"] = reasons(columns)
+        frame["unverified"] = doubts(columns)
+        for name in frame.select_dtypes(["object", "str"]):
+            frame[name] = frame[name].astype("category")
+        always = pd.concat([self.front, self.families])[list(frame.columns)]
+        missing = always[~always["candidate"].isin(columns["candidate"])].drop_duplicates("candidate")
+        return pd.concat([frame, missing]) if len(missing) else frame
+
+    def record(self) -> dict[str, Any]:
+        """study.json: counts, seconds, seed, versions and the whole resolved study."""
+        study = self.study
+        best = self.best
+        return {
+            "candidates_evaluated": self.found.evaluated,
+            "candidates_in_space": study.space.size,
+            "candidates_feasible": self.found.feasible,
+            "infeasible_by_reason": {REASONS[k]: v for k, v in sorted(self.found.stopped.items())},
+            "evaluation_seconds": self.seconds,
+            "seed": study.written.search.seed,
+            "search": self.search,
+            "interrupted": self.interrupted,
+            "objectives": list(self.found.objectives),
+            "target": study.written.slo.target,
+            "best": None if best is None else _plain(best.to_dict()),
+            "versions": {name: version(name) for name in ("breakeven", "jax", "numpy", "optuna", "pandas")}
+            | {"python": platform.python_version()},
+            "study": study.written.model_dump(mode="json", by_alias=True),
+            "resolved": resolved(study),
+            "file": study.file,
+        }
+
+
+def resolved(study: Study) -> dict[str, Any]:
+    """What the study's names stood for: model, workload means, accelerators with prices and what is uncertain."""
+    w, a = study.workload, study.architecture
+    return {
+        "llm": {
+            "name": a.name,
+            "parameters": a.total_parameters,
+            "active_parameters": a.active_parameters,
+            "kv_elements_per_token": a.kv_elements_per_token,
+            "max_context": a.max_context,
+            "source": a.source,
+        },
+        "workload": {
+            "name": study.session_spec.name,
+            **{
+                name: float(np.asarray(getattr(w, name)))
+                for name in ("calls_per_session", "mean_prompt", "mean_output", "max_tokens", "gap_mean_s")
+            },
+            "new_prefill_tokens_per_call": float(np.asarray(w.resident.mean_tokens)),
+        },
+        "accelerators": {
+            a.id: {
+                "usd_per_hour": price,
+                "recalled": list(a.recalled),
+                "disputed": dict(a.disputed),
+                "sources": list(a.sources),
+            }
+            for a, price in zip(study.accelerators, study.prices_usd_per_hour, strict=True)
+        },
+    }
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+
+
+def rank_by(study: Study) -> str:
+    """The column that orders deployments that meet the target."""
+    return "goodput_per_s" if study.max_load else "cost_per_hour_usd"
+
+
+def deployment_yaml(study: Study, row: pd.Series) -> str:
+    """A deployment file: one value per choice, with the model, workload and SLO it was chosen for."""
+
+    def pool(phase: str) -> dict[str, Any]:
+        return _plain({name: row[f"{phase}_{name}"] for name in POOL_FIELDS})
+
+    deployment: dict[str, Any] = {"topology": row["topology"]}
+    if row["link"]:
+        deployment |= {"prefill": pool("prefill"), "decode": pool("decode"), "link": row["link"]}
+    else:
+        deployment["pool"] = pool("prefill")
+    deployment |= {"kv": row["kv"], "routing": row["routing"]}
+    written = study.written.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    chosen_for = {k: written[k] for k in written if k not in ("space", "search", "objectives")}
+    custom = {"accelerators": [spec for spec in _named_specs(study) if isinstance(spec, dict)]}
+    chosen_for |= {k: v for k, v in custom.items() if v}
+    for name in ("cost_per_hour_usd", "slo_attainment"):
+        deployment[f"expected_{name}"] = round(float(row[name]), 6)
+    return yaml.safe_dump({"deployment": deployment, "study": chosen_for}, sort_keys=False, allow_unicode=True)
+
+
+def _named_specs(study: Study) -> list[Any]:
+    space = study.written.space
+    pools = (space, space.shared, space.prefill, space.decode)
+    found: list[Any] = []
+    for pool in pools:
+        specs = pool.accelerators if isinstance(pool.accelerators, list) else [pool.accelerators]
+        found += [s for s in specs if s is not None and s not in found]
+    return found

@@ -1,0 +1,317 @@
+"""The study file: its fields, checked one by one; every fault is one line that names file, field and value."""
+
+import difflib
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from breakeven.models.inputs import InputError
+from breakeven.models.topology import TOPOLOGIES
+from breakeven.optimizer.front import OBJECTIVES
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, le=1e7)]
+MAX_VALUES = 1000
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Range(_Strict):
+    """Whole numbers from `from` to `to`, every `step`-th."""
+
+    start: Annotated[int, Field(ge=1, alias="from")]
+    to: Annotated[int, Field(ge=1, le=100000)]
+    step: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> "Range":
+        if self.to < self.start:
+            raise ValueError(f"`to` must be at least `from` ({self.start})")
+        if (self.to - self.start) // self.step >= MAX_VALUES:
+            raise ValueError(f"at most {MAX_VALUES} values")
+        return self
+
+    def values(self) -> list[int]:
+        return list(range(self.start, self.to + 1, self.step))
+
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Counts = Annotated[list[Count], Field(min_length=1, max_length=MAX_VALUES)] | Range | Count
+Named = Annotated[list[str | dict[str, Any]], Field(min_length=1)] | str | dict[str, Any]
+Names = Annotated[list[str], Field(min_length=1)] | str
+Flags = Annotated[list[bool], Field(min_length=1)] | bool
+
+
+class PoolChoices(_Strict):
+    """Choices of a pool; a list is searched, a single value is fixed, None is inherited."""
+
+    accelerators: Named | None = None
+    tensor_parallel: Counts | None = None
+    data_parallel: Counts | None = None
+    expert_parallel: Flags | None = None
+    pipeline_parallel: Counts | None = None
+    replicas: Counts | None = None
+    max_batch: Counts | None = None
+    token_budget: Counts | None = None
+    weights: Names | None = None
+
+
+class SpaceChoices(PoolChoices):
+    """What may be chosen; `prefill` and `decode` override the choices of split pools, `shared` of joint ones."""
+
+    topologies: Names = Field(default_factory=lambda: list(TOPOLOGIES))
+    kv: Names = "bf16"
+    links: Named = "ib-ndr-400"
+    routing: Names = "affinity"
+    shared: PoolChoices = PoolChoices()
+    prefill: PoolChoices = PoolChoices()
+    decode: PoolChoices = PoolChoices()
+
+
+class BoundFields(_Strict):
+    """A bound and the fraction that must meet it alone."""
+
+    bound: Seconds
+    fraction: Share = 0.0
+
+
+class SloFields(_Strict):
+    """Bounds in seconds; `target` is the fraction of calls (or sessions) that must meet all of them jointly."""
+
+    ttft_s: Seconds | BoundFields | None = None
+    tpot_s: Seconds | BoundFields | None = None
+    call_s: Seconds | BoundFields | None = None
+    session_s: Seconds | BoundFields | None = None
+    target: Annotated[float, Field(gt=0, le=1)] = 0.95
+    per: Literal["call", "session"] = "call"
+
+    @model_validator(mode="after")
+    def _some_bound(self) -> "SloFields":
+        if not any((self.ttft_s, self.tpot_s, self.call_s, self.session_s)):
+            raise ValueError("at least one of ttft_s, tpot_s, call_s, session_s")
+        return self
+
+
+class Load(_Strict):
+    """How much work comes: exactly one of the three."""
+
+    sessions_per_second: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    calls_per_second: Annotated[float, Field(gt=0, le=1e7)] | None = None
+    concurrent_sessions: Annotated[float, Field(ge=1, le=1e8)] | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "Load":
+        given = [v for v in (self.sessions_per_second, self.calls_per_second, self.concurrent_sessions) if v]
+        if len(given) != 1:
+            raise ValueError("exactly one of sessions_per_second, calls_per_second, concurrent_sessions")
+        return self
+
+
+class Arrivals(_Strict):
+    """Session arrivals: a renewal process with gamma intervals of this coefficient of variation (1 is Poisson)."""
+
+    cv: Annotated[float, Field(gt=0, le=20)]
+
+
+class PriceFields(_Strict):
+    """Which price of the catalogue applies, and one's own prices per accelerator and hour."""
+
+    term: Literal["on-demand", "spot", "committed-1y", "committed-3y", "owning"] = "on-demand"
+    provider: str = "median"
+    own: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict)
+    skypilot: str | None = None
+    whole_instances: bool = False
+    pool_usd_per_month: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+
+
+class Limits(_Strict):
+    """What a fleet may cost, draw and consist of."""
+
+    budget_usd_per_hour: Positive | None = None
+    max_power_kw: Positive | None = None
+    inventory: dict[str, Annotated[int, Field(ge=0, le=10_000_000)]] | None = None
+
+
+class SearchFields(_Strict):
+    """How the space is searched."""
+
+    method: Literal["auto", "exhaustive", "optuna"] = "auto"
+    trials: Annotated[int, Field(ge=1, le=10_000_000)] = 2000
+    sampler: Literal["nsga2", "tpe", "random"] = "nsga2"
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+
+
+class Power(_Strict):
+    """Assumptions of the energy column."""
+
+    idle_share: Share = 0.3
+    pue: Annotated[float, Field(ge=1, le=5)] = 1.3
+
+
+class StudyFile(_Strict):
+    """A study file, as written."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    about: str = ""
+    llm: str | dict[str, Any]
+    engine: str | dict[str, Any] = "vllm"
+    workload: str | dict[str, Any]
+    load: Load | Literal["max"]
+    arrivals: Literal["poisson"] | Arrivals = "poisson"
+    slo: SloFields
+    space: SpaceChoices
+    prices: PriceFields = PriceFields()
+    limits: Limits = Limits()
+    power: Power = Power()
+    objectives: Annotated[list[str], Field(min_length=2, max_length=4)] = Field(
+        default_factory=lambda: ["cost_per_hour_usd", "slo_attainment"]
+    )
+    search: SearchFields = SearchFields()
+
+    @model_validator(mode="after")
+    def _known_objectives(self) -> "StudyFile":
+        for i, name in enumerate(self.objectives):
+            if name not in OBJECTIVES:
+                raise InputError(f"objectives.{i}", name, _closest(name, OBJECTIVES))
+        if len(set(self.objectives)) != len(self.objectives):
+            raise InputError("objectives", self.objectives, "each objective once")
+        return self
+
+
+def _closest(name: str, choices: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(choices), n=2, cutoff=0.5)
+    return f"unknown; did you mean {' or '.join(close)}?" if close else "unknown; one of " + ", ".join(choices)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file; InputError when it cannot be read or is none."""
+    file = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InputError("file", file, f"cannot be read: {reason}") from None
+    return parse_yaml(text, file)
+
+
+def parse_yaml(text: str, file: str) -> dict[str, Any]:
+    """The mapping in YAML text."""
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or "is no valid YAML"
+        raise InputError("file", Path(file).name, f"{line}{problem}", file) from None
+    if not isinstance(data, dict):
+        raise InputError("file", Path(file).name, "a mapping of fields such as name, llm, workload, slo, space", file)
+    return data
+
+
+def set_path(data: dict[str, Any], assignment: str) -> None:
+    """Apply `PATH=VALUE` (a dotted path, a YAML value) to nested mappings and lists in place."""
+    path, equals, text = assignment.partition("=")
+    if not equals or not path:
+        raise InputError("--set", assignment, "PATH=VALUE, for instance slo.target=0.99")
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        raise InputError("--set", assignment, "VALUE must be YAML") from None
+    *parents, last = path.split(".")
+    node: Any = data
+    for i, key in enumerate(parents):
+        if isinstance(node, list):
+            node = node[_index(key, node, path)]
+        elif isinstance(node, dict):
+            if not isinstance(node.get(key), dict | list):
+                node[key] = {_main_field(key): node[key]} if isinstance(node.get(key), str) else {}
+            node = node[key]
+        else:
+            raise InputError("--set", assignment, f"{'.'.join(parents[: i + 1])} is no mapping")
+    if isinstance(node, list):
+        node[_index(last, node, path)] = value
+    else:
+        node[last] = value
+
+
+def _main_field(key: str) -> str:
+    """What a name alone stands for when a field beside it is set: `llm: x` is `llm: {like: x}`."""
+    return "preset" if key == "workload" else "like"
+
+
+def _index(key: str, node: list[Any], path: str) -> int:
+    if not key.isdigit() or int(key) >= len(node):
+        raise InputError("--set", path, f"{key} is no position in a list of {len(node)}")
+    return int(key)
+
+
+def parse_study(data: dict[str, Any], file: str) -> StudyFile:
+    """The study in `data`; the first fault as an InputError."""
+    try:
+        return StudyFile.model_validate(data)
+    except InputError as error:
+        raise error.inside(file=file) from None
+    except ValidationError as error:
+        raise _as_input_error(error, data, file) from None
+
+
+def _as_input_error(error: ValidationError, data: dict[str, Any], file: str) -> InputError:
+    """The fault that lies deepest: of several alternatives of a field, the one that went furthest."""
+    faults = error.errors(include_url=False)
+    unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
+    fault = max(unknown or faults, key=lambda f: len(_path(f["loc"], data)))
+    path = _path(fault["loc"], data)
+    field = ".".join(str(part) for part in path) or "study"
+    same = [f for f in faults if _path(f["loc"], data) == path]
+    if fault["type"] == "extra_forbidden":
+        allowed = _fields_at(path[:-1])
+        return InputError(field, fault["input"], "unknown field; " + _closest(str(path[-1]), allowed)[9:], file)
+    if fault["type"] == "missing":
+        return InputError(field, None, "is required", file)
+    words = list(dict.fromkeys(_words(f["msg"]) for f in same))
+    return InputError(field, fault["input"], " or ".join(words), file)
+
+
+def _words(message: str) -> str:
+    text = message.removeprefix("Value error, ").removeprefix("Input should be ")
+    return text[:1].lower() + text[1:]
+
+
+def _path(location: tuple[int | str, ...], data: Any) -> tuple[int | str, ...]:
+    """A pydantic location without the names of the alternatives it tried: only steps that exist in the data."""
+    path: list[int | str] = []
+    node = data
+    for i, part in enumerate(location):
+        if (isinstance(node, dict) and part in node) or (isinstance(node, list) and isinstance(part, int)):
+            path.append(part)
+            node = node[part]  # type: ignore[index]
+        elif isinstance(node, dict) and i == len(location) - 1 and str(part).replace("_", "").isalpha():
+            path.append(part)
+    return tuple(path)
+
+
+def _fields_at(path: tuple[int | str, ...]) -> list[str]:
+    """Names of the fields that the study has at `path`."""
+    model: type[BaseModel] = StudyFile
+    for part in path:
+        found = model.model_fields.get(str(part))
+        inner = [m for m in _models(found.annotation) if m is not None] if found else []
+        if not inner:
+            return sorted(model.model_fields)
+        model = inner[0]
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
+        return [m for a in typing.get_args(annotation) for m in _models(a)]
+    return []

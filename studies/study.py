@@ -1,0 +1,266 @@
+"""A study: the file's words resolved into a space, a workload, an SLO and a catalogue, ready to be searched."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from breakeven.models.architecture import Architecture
+from breakeven.models.attainment import Bound, Slo
+from breakeven.models.catalog import table
+from breakeven.models.hardware import Accelerator, accelerator, link
+from breakeven.models.inputs import InputError, known_fields, number, pick
+from breakeven.models.llm import LLM, llm
+from breakeven.models.prices import Prices, read_skypilot
+from breakeven.models.sessions import SessionSpec, session_spec
+from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
+from breakeven.models.topology import TOPOLOGIES
+from breakeven.models.workload import Workload, workload
+from breakeven.optimizer.evaluator import Evaluator
+from breakeven.spaces.space import (
+    ROUTING,
+    Domains,
+    Names,
+    PoolDomain,
+    Space,
+    build_space,
+    first_broken_rule,
+)
+from breakeven.studies.schema import (
+    BoundFields,
+    PoolChoices,
+    Range,
+    StudyFile,
+    parse_study,
+    read_yaml,
+    set_path,
+)
+
+UNLIMITED = 1e12
+HOURS_PER_MONTH = 730.0
+_COUNTS = ("tensor_parallel", "data_parallel", "pipeline_parallel", "replicas", "max_batch", "token_budget")
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, Range):
+        return value.values()
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _unique(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file and what its words stand for."""
+
+    written: StudyFile
+    data: dict[str, Any]  # the file as a mapping, with every --set applied
+    file: str
+
+    @classmethod
+    def load(cls, path: str | Path, changes: Sequence[str] = ()) -> "Study":
+        """Read a study file, apply `PATH=VALUE` changes, check every field. Raises InputError."""
+        return cls.parse(read_yaml(path), str(path), changes)
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], file: str, changes: Sequence[str] = ()) -> "Study":
+        """The study in a mapping; `file` is named in errors, and paths in the study are relative to it."""
+        for change in changes:
+            set_path(data, change)
+        study = cls(parse_study(data, file), data, file)
+        try:
+            study.check()
+        except InputError as error:
+            raise error.inside(file=file) from None
+        return study
+
+    def check(self) -> None:
+        """Resolve everything that a name can get wrong."""
+        _ = self.catalog, self.workload, self.space
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        return llm(self.written.llm, "llm", Path(self.file).parent)
+
+    @cached_property
+    def session_spec(self) -> SessionSpec:
+        return session_spec(self.written.workload, "workload")
+
+    @cached_property
+    def accelerators(self) -> tuple[Accelerator, ...]:
+        """Every accelerator the space may use, in the order first named."""
+        space = self.written.space
+        found: dict[str, Accelerator] = {}
+        for prefix, choices in (("space", space), *self._overrides()):
+            for i, spec in enumerate(_listed(choices.accelerators or [])):
+                row = accelerator(spec, f"{prefix}.accelerators.{i}")
+                if row.id in found and found[row.id] != row:
+                    raise InputError(f"{prefix}.accelerators.{i}.name", row.id, "a name of its own: it is taken")
+                found[row.id] = row
+        if not found:
+            raise InputError("space.accelerators", None, "at least one accelerator")
+        return tuple(found.values())
+
+    def _overrides(self) -> list[tuple[str, PoolChoices]]:
+        space = self.written.space
+        return [(f"space.{role}", getattr(space, role)) for role in ("shared", "prefill", "decode")]
+
+    @cached_property
+    def names(self) -> Names:
+        space = self.written.space
+        pools = [space, *[choices for _, choices in self._overrides()]]
+        data = table("precisions")
+        weights = _unique([w for pool in pools for w in _listed(pool.weights or [])]) or ("bf16",)
+        kv = _unique(_listed(space.kv))
+        for name in weights:
+            pick("space.weights", name, data["weights"])
+        for name in kv:
+            pick("space.kv", name, data["kv"])
+        links = [link(spec, f"space.links.{i}") for i, spec in enumerate(_listed(space.links))]
+        return Names(self.accelerators, tuple(links), weights, kv)
+
+    def _pool_domain(self, role: str) -> PoolDomain:
+        space = self.written.space
+        own: PoolChoices = getattr(space, role)
+        values: dict[str, Any] = {}
+        for name in (*_COUNTS, "expert_parallel", "weights"):
+            chosen = getattr(own, name) if getattr(own, name) is not None else getattr(space, name)
+            if chosen is not None:
+                values[name] = _unique(_listed(chosen))
+        specs = own.accelerators if own.accelerators is not None else space.accelerators
+        if specs is None:
+            specs = [a.id for a in self.accelerators]
+        ids = _unique([accelerator(spec).id for spec in _listed(specs)])
+        return PoolDomain(accelerator=ids, **values)
+
+    @cached_property
+    def space(self) -> Space:
+        choices = self.written.space
+        topologies = _unique(_listed(choices.topologies))
+        for i, name in enumerate(topologies):
+            pick(f"space.topologies.{i}", name, TOPOLOGIES)
+        for i, name in enumerate(_listed(choices.routing)):
+            pick(f"space.routing.{i}", name, ROUTING)
+        domains = Domains(
+            topologies=topologies,
+            shared=self._pool_domain("shared"),
+            prefill=self._pool_domain("prefill"),
+            decode=self._pool_domain("decode"),
+            kv=_unique(_listed(choices.kv)),
+            links=_unique([row.id for row in self.names.links]),
+            routing=_unique(_listed(choices.routing)),
+        )
+        space = build_space(domains, self.names, self.architecture)
+        if space.size == 0:
+            rule = first_broken_rule(domains.shared, self.names, self.architecture)
+            raise InputError("space", "empty", f"no configuration is valid; most break: {rule}")
+        return space
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        limits = self.written.limits
+        owned = limits.inventory
+        for key in owned or {}:
+            pick(f"limits.inventory.{key}", key, self.names.accelerator_ids)
+        available = [UNLIMITED if owned is None else max(owned.get(a.id, 0), 1e-3) for a in self.accelerators]
+        return catalog(
+            self.accelerators,
+            self.prices_usd_per_hour,
+            available,
+            self.names.links,
+            self.names.weights,
+            self.names.kv,
+            LLM.from_architecture(self.architecture),
+            self._engine(),
+            self._economy(),
+        )
+
+    def _engine(self) -> Engine:
+        spec = self.written.engine
+        if isinstance(spec, str):
+            return engine(spec)
+        known_fields(spec, ("like", *Engine.__dataclass_fields__), "engine")
+        own = {k: number(f"engine.{k}", v, 0.0, 1e12) for k, v in spec.items() if k != "like"}
+        return engine(spec.get("like", "vllm"), own)
+
+    @cached_property
+    def prices_usd_per_hour(self) -> tuple[float, ...]:
+        """Price of each accelerator, in the order of `accelerators`."""
+        prices = self.written.prices
+        for key in prices.own:
+            pick(f"prices.own.{key}", key, self.names.accelerator_ids)
+        rows = None
+        if prices.skypilot is not None:
+            rows = read_skypilot(Path(self.file).parent / prices.skypilot).rows
+        chosen = Prices(prices.term, prices.provider, prices.own, rows)
+        return tuple(chosen.usd_per_hour(a) for a in self.accelerators)
+
+    def _economy(self) -> Economy:
+        written = self.written
+        limits, prices, power = written.limits, written.prices, written.power
+        values = {
+            "whole_instances": float(prices.whole_instances),
+            "pool_usd_per_hour": prices.pool_usd_per_month / HOURS_PER_MONTH,
+            "idle_power_share": power.idle_share,
+            "power_overhead": power.pue,
+            "budget_usd_per_hour": limits.budget_usd_per_hour or UNLIMITED,
+            "max_power_w": (limits.max_power_kw or UNLIMITED) * 1e3,
+        }
+        return Economy(**{name: jnp.float32(value) for name, value in values.items()})
+
+    @property
+    def max_load(self) -> bool:
+        """Whether the study asks for the largest load instead of stating one."""
+        return self.written.load == "max"
+
+    @cached_property
+    def workload(self) -> Workload:
+        arrivals, load = self.written.arrivals, self.written.load
+        cv = 1.0 if isinstance(arrivals, str) else arrivals.cv
+        base = workload(self.session_spec, float(self.architecture.max_context), cv)
+        if isinstance(load, str):
+            return dataclasses.replace(base, sessions_per_second=np.float32(1.0))
+        if load.concurrent_sessions is not None:
+            return dataclasses.replace(base, concurrent_sessions=np.float32(load.concurrent_sessions))
+        rate = load.sessions_per_second
+        if rate is None:
+            assert load.calls_per_second is not None
+            rate = load.calls_per_second / float(base.calls_per_session)
+        return dataclasses.replace(base, sessions_per_second=np.float32(rate))
+
+    @cached_property
+    def slo(self) -> Slo:
+        fields = self.written.slo
+
+        def bound(value: float | BoundFields | None) -> Bound | None:
+            if value is None:
+                return None
+            given = value if isinstance(value, BoundFields) else BoundFields(bound=value)
+            return Bound(jnp.float32(given.bound), jnp.float32(given.fraction))
+
+        return Slo(
+            target=jnp.float32(fields.target),
+            per_session=jnp.float32(fields.per == "session"),
+            ttft=bound(fields.ttft_s),
+            tpot=bound(fields.tpot_s),
+            call=bound(fields.call_s),
+            session=bound(fields.session_s),
+        )
+
+    def evaluator(self) -> Evaluator:
+        """What evaluates the study's candidates."""
+        return Evaluator(
+            self.space,
+            self.workload,
+            self.slo,
+            self.catalog,
+            session_p95="session_p95_s" in self.written.objectives,
+            max_load=self.max_load,
+        )
