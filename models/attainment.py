@@ -161,10 +161,7 @@ def attain(latency: Latency, slo: Slo) -> Attainment:
     tpot = one if slo.tpot is None else tpot_cdf(latency, tpot_s)
     call = one if slo.call is None else call_cdf(latency, far, far, one * slo.call.bound_s)
     session = one if slo.session is None else session_cdf(latency, one * slo.session.bound_s)
-    if slo.call is None:
-        calls = ttft * tpot
-    else:
-        calls = call_cdf(latency, ttft_s, tpot_s, one * slo.call.bound_s)
+    calls = ttft * tpot if slo.call is None else call_cdf(latency, ttft_s, tpot_s, one * slo.call.bound_s)
     every = jnp.sum(latency.session_weight * calls[..., None] ** latency.session_calls, -1)
     joint = jnp.where(slo.per_session > 0.5, every, calls) * session
     return Attainment(*(jnp.clip(x, 0.0, 1.0) for x in (joint, calls, ttft, tpot, call, session)))

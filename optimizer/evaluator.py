@@ -1,4 +1,4 @@
-"""Candidates in, columns out: blocks of one fixed size through the jitted model, percentiles for the few that matter."""
+"""Candidates in, columns out: blocks of fixed size through the jitted model, percentiles for the few that matter."""
 
 import dataclasses
 from collections.abc import Callable
@@ -77,7 +77,7 @@ class Evaluator:
         outcome = model(deployment, self.workload, self.slo, self.catalog)
         p95 = None
         if self.session_p95:
-            p95 = _session_p95(_latency(deployment, self._loaded(outcome), self.catalog))
+            p95 = _session_p95(_latency(deployment, self.workload_at(outcome.sessions_per_second), self.catalog))
         return ids, outcome, p95
 
     def finish(self, started: tuple[np.ndarray, Outcome, jax.Array | None]) -> Columns:
@@ -96,11 +96,11 @@ class Evaluator:
             columns["session_p95_s"] = np.asarray(p95)[:n]
         return columns
 
-    def _loaded(self, outcome: Outcome) -> Workload:
+    def workload_at(self, sessions_per_second: np.ndarray | jax.Array) -> Workload:
         """The workload at the load each candidate was evaluated at."""
         if not self.max_load:
             return self.workload
-        return dataclasses.replace(self.workload, sessions_per_second=outcome.sessions_per_second)
+        return dataclasses.replace(self.workload, sessions_per_second=jnp.asarray(sessions_per_second))
 
     def __call__(self, ids: np.ndarray) -> Columns:
         """Evaluate up to one block of candidates."""
@@ -114,10 +114,11 @@ class Evaluator:
             deployment = self.deployment(some, SMALL)
             loaded = self.workload
             if self.max_load:
-                loaded = self._loaded(evaluate_max_load(deployment, self.workload, self.slo, self.catalog))
+                found = evaluate_max_load(deployment, self.workload, self.slo, self.catalog)
+                loaded = self.workload_at(found.sessions_per_second)
             latency = _latency(deployment, loaded, self.catalog)
-            found = _percentiles(latency)
-            parts.append({name: np.asarray(value)[: len(some)] for name, value in found.items()})
+            times = _percentiles(latency)
+            parts.append({name: np.asarray(value)[: len(some)] for name, value in times.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in PERCENTILES}
 
 
@@ -153,8 +154,8 @@ def reasons(columns: Columns) -> np.ndarray:
 
 def doubts(columns: Columns) -> np.ndarray:
     """Why each candidate's attainment is unverified, in words; empty inside the trusted region."""
-    out = np.full(len(columns["feasible"]), "", object)
-    for name, words in DOUBTS.items():
-        here = columns[f"doubt_{name}"].astype(bool)
-        out[here] = [f"{text}; {words}" if text else words for text in out[here]]
-    return out
+    code = np.zeros(len(columns["feasible"]), np.int64)
+    for bit, name in enumerate(DOUBTS):
+        code |= columns[f"doubt_{name}"].astype(np.int64) << bit
+    texts = ["; ".join(w for bit, w in enumerate(DOUBTS.values()) if c >> bit & 1) for c in range(1 << len(DOUBTS))]
+    return np.array(texts, object)[code]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from breakeven.optimizer.evaluator import BLOCK, REASONS, Columns, Evaluator
-from breakeven.optimizer.front import Archive, as_costs
+from breakeven.optimizer.front import MAXIMISED, Archive, as_costs
 
 KEPT_ROWS = 1_000_000
 
@@ -19,7 +19,7 @@ class Found:
 
     objectives: tuple[str, ...]
     archive: Archive = field(default_factory=Archive)
-    best: dict[int, tuple[float, int]] = field(default_factory=dict)  # family -> (cost, candidate)
+    best: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # family -> (rank, -attainment, candidate)
     nearest: dict[str, float] = field(default_factory=dict)  # limit -> smallest excess of those it stops
     stopped: dict[str, int] = field(default_factory=dict)  # limit -> candidates whose first broken limit it is
     highest_attainment: float = 0.0
@@ -43,12 +43,12 @@ class Found:
             self.kept.append(columns)
 
     def _add_best(self, columns: Columns, family: np.ndarray, rank_by: str) -> None:
-        meets, sign = columns["meets_slo"], -1.0 if rank_by == "goodput_per_s" else 1.0
+        meets, sign = columns["meets_slo"], -1.0 if rank_by in MAXIMISED else 1.0
         for f in np.unique(family[meets]):
             here = np.flatnonzero(meets & (family == f))
-            cost = sign * columns[rank_by][here].astype(float)
-            first = here[np.lexsort((columns["candidate"][here], cost))[0]]
-            entry = (float(sign * columns[rank_by][first]), int(columns["candidate"][first]))
+            keys = (sign * columns[rank_by][here].astype(float), -columns["slo_attainment"][here].astype(float))
+            first = np.lexsort((columns["candidate"][here], keys[1], keys[0]))[0]
+            entry = (float(keys[0][first]), float(keys[1][first]), int(columns["candidate"][here][first]))
             self.best[int(f)] = min(self.best.get(int(f), entry), entry)
 
     def _add_reasons(self, columns: Columns) -> None:

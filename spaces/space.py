@@ -177,29 +177,29 @@ class Space:
     def frame(self, ids: np.ndarray) -> pd.DataFrame:
         """Choices of candidates by name, one column each, as front.csv shows them."""
         c = self.columns(ids)
-        out = {"candidate": np.asarray(ids, np.int64)}
-        out["topology"] = np.array([f.topology.name for f in self.families], object)[c["family"]]
+        topologies = [f.topology.name for f in self.families]
         split = np.array([len(f.topology.pools) > 1 for f in self.families])[c["family"]]
+        out: dict[str, object] = {"candidate": np.asarray(ids, np.int64)}
+        out["topology"] = _named(c["family"], topologies)
+        named = {"accelerator": self.names.accelerator_ids, "weights": self.names.weights}
         for phase in ("prefill", "decode"):
             for name in POOL_FIELDS:
-                values: np.ndarray = c[f"{phase}_{name}"]
-                if name == "accelerator":
-                    values = np.array(self.names.accelerator_ids, object)[values]
-                elif name == "weights":
-                    values = np.array(self.names.weights, object)[values]
-                elif name == "expert_parallel":
-                    values = values > 0
-                out[f"{phase}_{name}"] = values
-        out["kv"] = np.array(self.names.kv, object)[c["kv"]]
-        links = np.array([link.id for link in self.names.links], object)[c["link"]]
-        out["link"] = np.where(split, links, "")
-        out["routing"] = np.array(ROUTING, object)[c["routing"]]
+                values = c[f"{phase}_{name}"]
+                flagged = values > 0 if name == "expert_parallel" else values
+                out[f"{phase}_{name}"] = _named(values, named[name]) if name in named else flagged
+        out["kv"] = _named(c["kv"], self.names.kv)
+        out["link"] = _named(np.where(split, c["link"] + 1, 0), ["", *[link.id for link in self.names.links]])
+        out["routing"] = _named(c["routing"], ROUTING)
         return pd.DataFrame(out)
 
     def blocks(self, size: int) -> Iterator[np.ndarray]:
         """Candidate ids in order, `size` at a time."""
         for start in range(0, self.size, size):
             yield np.arange(start, min(start + size, self.size), dtype=np.int64)
+
+
+def _named(codes: np.ndarray, names: Sequence[str]) -> pd.Categorical:
+    return pd.Categorical.from_codes(codes, categories=list(names))  # type: ignore[arg-type]
 
 
 def _phases(family: Family, digits: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray, dict[str, np.ndarray]]]:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
 from breakeven.optimizer.search import Found
-from breakeven.spaces.space import POOL_FIELDS
+from breakeven.studies.deployment_file import anchored, deployment_yaml
 from breakeven.studies.study import Study
 
 FRONT = "front.csv"
@@ -123,7 +122,7 @@ class Result:
         self._evaluations().to_parquet(folder / EVALUATIONS, index=False)
         best = self.best
         if best is not None:
-            (folder / BEST).write_text(deployment_yaml(self.study, best), encoding="utf-8")
+            (folder / BEST).write_text(deployment_yaml(self.study, best.to_dict()), encoding="utf-8")
         else:
             (folder / BEST).unlink(missing_ok=True)
         (folder / RECORD).write_text(json.dumps(self.record(), indent=2, default=str), encoding="utf-8")
@@ -138,7 +137,7 @@ class Result:
         frame = frame.assign(**{k: v for k, v in columns.items() if not k.startswith(_FLAGS)})
         frame["reason"] = reasons(columns)
         frame["unverified"] = doubts(columns)
-        for name in frame.select_dtypes(["object", "str"]):
+        for name in ("reason", "unverified"):
             frame[name] = frame[name].astype("category")
         always = pd.concat([self.front, self.families])[list(frame.columns)]
         missing = always[~always["candidate"].isin(columns["candidate"])].drop_duplicates("candidate")
@@ -162,7 +161,7 @@ class Result:
             "best": None if best is None else _plain(best.to_dict()),
             "versions": {name: version(name) for name in ("breakeven", "jax", "numpy", "optuna", "pandas")}
             | {"python": platform.python_version()},
-            "study": study.written.model_dump(mode="json", by_alias=True),
+            "study": anchored(study.data, study.file),
             "resolved": resolved(study),
             "file": study.file,
         }
@@ -207,34 +206,3 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 def rank_by(study: Study) -> str:
     """The column that orders deployments that meet the target."""
     return "goodput_per_s" if study.max_load else "cost_per_hour_usd"
-
-
-def deployment_yaml(study: Study, row: pd.Series) -> str:
-    """A deployment file: one value per choice, with the model, workload and SLO it was chosen for."""
-
-    def pool(phase: str) -> dict[str, Any]:
-        return _plain({name: row[f"{phase}_{name}"] for name in POOL_FIELDS})
-
-    deployment: dict[str, Any] = {"topology": row["topology"]}
-    if row["link"]:
-        deployment |= {"prefill": pool("prefill"), "decode": pool("decode"), "link": row["link"]}
-    else:
-        deployment["pool"] = pool("prefill")
-    deployment |= {"kv": row["kv"], "routing": row["routing"]}
-    written = study.written.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    chosen_for = {k: written[k] for k in written if k not in ("space", "search", "objectives")}
-    custom = {"accelerators": [spec for spec in _named_specs(study) if isinstance(spec, dict)]}
-    chosen_for |= {k: v for k, v in custom.items() if v}
-    for name in ("cost_per_hour_usd", "slo_attainment"):
-        deployment[f"expected_{name}"] = round(float(row[name]), 6)
-    return yaml.safe_dump({"deployment": deployment, "study": chosen_for}, sort_keys=False, allow_unicode=True)
-
-
-def _named_specs(study: Study) -> list[Any]:
-    space = study.written.space
-    pools = (space, space.shared, space.prefill, space.decode)
-    found: list[Any] = []
-    for pool in pools:
-        specs = pool.accelerators if isinstance(pool.accelerators, list) else [pool.accelerators]
-        found += [s for s in specs if s is not None and s not in found]
-    return found

@@ -1,10 +1,13 @@
 """Run a study: choose the search, evaluate, keep the front, and say what was found."""
 
 import contextlib
+import os
 import time
-from collections.abc import Iterator
+from pathlib import Path
 
+import jax
 import numpy as np
+import pandas as pd
 
 from breakeven.optimizer.search import Found, Progress, exhaustive
 from breakeven.studies.result import Result, rank_by, table
@@ -57,31 +60,26 @@ def run(study: Study, progress: Progress = silent, storage: str | None = None) -
     front = table(evaluator, found.archive.ids) if len(found.archive.ids) else _nothing(study)
     objectives = list(found.objectives)
     front = front.sort_values([*objectives, "candidate"], ignore_index=True)
-    best_ids = np.array(sorted(candidate for _, candidate in found.best.values()), np.int64)
+    best_ids = np.array(sorted(candidate for *_, candidate in found.best.values()), np.int64)
     families = table(evaluator, best_ids) if len(best_ids) else _nothing(study)
     ascending = order != "goodput_per_s"
-    families = families.sort_values([order, "candidate"], ascending=[ascending, True], ignore_index=True)
+    families = families.sort_values(
+        [order, "slo_attainment", "candidate"], ascending=[ascending, False, True], ignore_index=True
+    )
     result = Result(study, front, families, found, seconds, method, interrupted)
     result.total_seconds = time.perf_counter() - started
     return result
 
 
-def _nothing(study: Study) -> "pd.DataFrame":  # noqa: F821
+def _nothing(study: Study) -> pd.DataFrame:
     return table(study.evaluator(), np.array([0], np.int64)).iloc[:0]
 
 
-@contextlib.contextmanager
-def compiled_once() -> Iterator[None]:
+def remember_compiled() -> None:
     """Keep compiled programs in the user's cache folder, so that a second run starts at once."""
-    import os
-    from pathlib import Path
-
-    import jax
-
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     with contextlib.suppress(OSError):
         folder = Path(base) / "breakeven" / "compiled"
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    yield

@@ -1,0 +1,5 @@
+"""`python -m breakeven`."""
+
+from breakeven.studies.cli import main
+
+main()

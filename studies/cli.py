@@ -1,0 +1,187 @@
+"""The command line. Exit status: 0 an answer, 1 nothing feasible, 2 bad input (one line), 3 a fault of ours."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import TyperException
+
+from breakeven.models.inputs import InputError
+
+app = typer.Typer(
+    name="breakeven",
+    help="When does disaggregation pay? Cost versus SLO attainment of every way to serve an LLM to agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+NOTHING, BAD_INPUT, OUR_FAULT, INTERRUPTED = 1, 2, 3, 130
+
+StudyArgument = Annotated[str, typer.Argument(metavar="STUDY.yaml", help="A study file, or the name of a shipped one.")]
+
+
+def _study_path(name: str) -> Path:
+    """The study file named: a path, or a shipped study's name with or without .yaml."""
+    path = Path(name)
+    shipped = Path(__file__).parent / f"{path.name.removesuffix('.yaml')}.yaml"
+    if not path.exists() and path.name == name and shipped.exists():
+        return shipped
+    return path
+
+
+@app.command()
+def run(
+    study: StudyArgument,
+    out: Annotated[Path | None, typer.Option(help="Output folder (default: out/NAME).")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field of the study; repeatable.")
+    ] = None,
+    search: Annotated[str | None, typer.Option(help="auto, exhaustive or optuna.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials of an Optuna search.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL (default: in memory).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search.")] = None,
+) -> int:
+    """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
+    from breakeven.studies.console import progress_bar, screen, show_result
+    from breakeven.studies.report import write_report
+    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.run import run as run_study
+    from breakeven.studies.study import Study
+
+    options = {"method": search, "trials": trials, "seed": seed}
+    changes = [*(set_ or []), *[f"search.{k}={v}" for k, v in options.items() if v is not None]]
+    loaded = Study.load(_study_path(study), changes)
+    folder = _writable(out or Path("out") / Path(study).name.removesuffix(".yaml"))
+    remember_compiled()
+    with progress_bar("evaluating") as progress:
+        result = run_study(loaded, progress, storage)
+    result.save(folder)
+    _draw(folder)
+    write_report(result, folder)
+    show_result(result, screen())
+    typer.echo(f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html")
+    if result.interrupted:
+        typer.echo("Interrupted: this is what was found until then.", err=True)
+        return INTERRUPTED
+    return 0 if result.best is not None else NOTHING
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError("--out", str(folder), f"cannot be written: {error.strerror}") from None
+    return folder
+
+
+def _draw(folder: Path) -> None:
+    """Draw pareto.png from what a run wrote into `folder`."""
+    import pandas as pd
+
+    from breakeven.studies.deployment_file import read_record
+    from breakeven.studies.plots import pareto
+
+    record = read_record(folder)
+    try:
+        evaluations = pd.read_parquet(folder / "evaluations.parquet")
+        families = pd.read_csv(folder / "families.csv", keep_default_na=False)
+    except (OSError, ValueError):
+        raise InputError("folder", str(folder), "evaluations.parquet or families.csv cannot be read") from None
+    objectives = record["objectives"]
+    pair = ("cost_per_hour_usd", "slo_attainment")
+    if not set(pair) <= set(objectives):
+        pair = (objectives[0], objectives[1])
+    best = families.iloc[0] if len(families) else None
+    pareto(evaluations, best, record, folder / "pareto.png", pair)
+
+
+@app.command()
+def explain(
+    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT.yaml|DIR[:row]", help="What to explain.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    against: Annotated[str | None, typer.Option(metavar="BASELINE", help="Show it beside another deployment.")] = None,
+) -> int:
+    """Show one deployment term by term: time, memory, utilization, money, and where the numbers come from."""
+    import json
+
+    from breakeven.studies.console import screen, show_explanation
+    from breakeven.studies.deployment_file import read_deployment
+    from breakeven.studies.explain import explain as explain_deployment
+    from breakeven.studies.run import remember_compiled
+
+    deployed = read_deployment(deployment)
+    baseline = read_deployment(against) if against else None
+    remember_compiled()
+    found = explain_deployment(deployed)
+    other = explain_deployment(baseline) if baseline else None
+    if json_:
+        shown: dict[str, Any] = {"title": found.title, **found.sections}
+        if other is not None:
+            shown["against"] = {"title": other.title, **other.sections}
+        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False, default=float))
+    else:
+        show_explanation(found, screen(), other)
+    return 0
+
+
+@app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")],
+    what: Annotated[str, typer.Option(help="pareto")] = "pareto",
+) -> int:
+    """Draw the pictures of a run again."""
+    from breakeven.models.inputs import pick
+
+    pick("--what", what, ("pareto",))
+    _draw(folder)
+    typer.echo(f"Written: {folder / 'pareto.png'}")
+    return 0
+
+
+@app.command()
+def catalog(
+    what: Annotated[str, typer.Argument(metavar="accelerators|llms|links|prices|workloads|topologies")],
+) -> int:
+    """List what the catalogue holds, with what is only recalled or disputed marked."""
+    from breakeven.models.inputs import pick
+    from breakeven.studies.catalog_tables import TABLES
+    from breakeven.studies.console import screen
+
+    screen().print(TABLES[pick("catalog", what, TABLES)]())
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: turns every fault into one line and an exit status."""
+    sys.exit(_main(arguments))
+
+
+def _main(arguments: list[str] | None) -> int:
+    try:
+        return int(app(args=arguments, standalone_mode=False) or 0)
+    except typer.Exit as end:
+        return end.exit_code
+    except (InputError, TyperException) as error:
+        return _say(str(error), BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("BREAKEVEN_TRACEBACK"):
+            raise
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return _say(f"a fault of breakeven's own: {text} (BREAKEVEN_TRACEBACK=1 shows where)", OUR_FAULT)
+
+
+def _say(text: str, status: int) -> int:
+    print(f"breakeven: {text}", file=sys.stderr)
+    return status

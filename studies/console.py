@@ -1,0 +1,226 @@
+"""What a run prints: the front, the cheapest deployment that meets the target, and whether a split pays."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from breakeven.models.topology import TOPOLOGIES
+from breakeven.studies.explain import Explanation
+from breakeven.studies.result import Result
+
+SHOWN_ROWS = 16
+WIDE = 130
+NARROW = ("deployment", "topology", "cost_per_hour_usd", "slo_attainment", "ttft_p95_s")
+
+Form = Callable[[Any], str]
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.3g} ms" if value < 1.0 else f"{value:,.3g} s"
+
+
+def _share(value: float) -> str:
+    return f"{value:.2%}" if value < 0.999 else f"{value:.3%}"
+
+
+_COLUMNS: tuple[tuple[str, str, Form], ...] = (
+    ("deployment", "deployment", str),
+    ("topology", "topology", str),
+    ("kv", "KV", str),
+    ("cost_per_hour_usd", "USD/h", lambda v: f"{v:,.2f}"),
+    ("slo_attainment", "attainment", _share),
+    ("ttft_p95_s", "TTFT p95", _seconds),
+    ("tpot_p95_s", "TPOT p95", _seconds),
+    ("utilization_max", "busiest", lambda v: f"{v:.0%}"),
+    ("cache_hit", "prefix hit", lambda v: f"{v:.1%}"),
+    ("unverified", "", lambda v: "unverified" if v else ""),
+)
+_EXTRA: dict[str, tuple[str, Form]] = {
+    "cost_per_million_tokens_usd": ("USD/M tokens", lambda v: f"{v:,.2f}"),
+    "cost_per_session_usd": ("USD/session", lambda v: f"{v:,.3g}"),
+    "goodput_per_s": ("goodput/s", lambda v: f"{v:,.3g}"),
+    "session_p95_s": ("session p95", _seconds),
+    "energy_per_token_j": ("J/token", lambda v: f"{v:,.3g}"),
+    "accelerators": ("accelerators", lambda v: f"{v:,.0f}"),
+    "sessions_per_second": ("sessions/s", lambda v: f"{v:,.3g}"),
+}
+
+
+def front_columns(frame: pd.DataFrame, also: tuple[str, ...] = ()) -> list[tuple[str, str, Form]]:
+    """(column, heading, form) of what a table of deployments shows."""
+    shown = {name for name, *_ in _COLUMNS}
+    extra = [(name, *_EXTRA[name]) for name in also if name in _EXTRA and name not in shown]
+    return [c for c in (*_COLUMNS[:5], *extra, *_COLUMNS[5:]) if c[0] in frame]
+
+
+def screen() -> Console:
+    """Standard output: as wide as the terminal, wide enough for a table elsewhere."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def _table(frame: pd.DataFrame, title: str, also: tuple[str, ...], width: int) -> Table:
+    """Deployments, one a row; a narrow screen gets only what decides."""
+    columns = front_columns(frame, also)
+    if width < WIDE:
+        columns = [c for c in columns if c[0] in (*NARROW, *also)]
+    out = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    out.add_column("row", justify="right", style="dim")
+    for name, heading, _ in columns:
+        words = name in ("deployment", "topology", "kv")
+        out.add_column(heading, justify="left" if words else "right", no_wrap=name != "deployment")
+    for index, row in frame.iterrows():
+        out.add_row(str(index), *[form(row[name]) for name, _, form in columns])
+    return out
+
+
+def _thinned(frame: pd.DataFrame) -> pd.DataFrame:
+    """At most SHOWN_ROWS rows, first and last among them: those that change the odds of missing the SLO most."""
+    odds = np.log(np.maximum(1.0 - frame["slo_attainment"].to_numpy(float), 1e-9))
+    step = 0.0
+    kept = list(range(len(frame)))
+    while len(kept) > SHOWN_ROWS:
+        step = 1.5 * step + 0.01
+        kept = [0]
+        for i in range(1, len(frame)):
+            if abs(odds[i] - odds[kept[-1]]) > step:
+                kept.append(i)
+        kept = sorted({*kept, len(frame) - 1})
+    return frame.iloc[kept]
+
+
+def _family(row: pd.Series) -> str:
+    return "split" if len(TOPOLOGIES[row["topology"]].pools) > 1 else "joint"
+
+
+def decision(result: Result) -> list[str]:
+    """The answer in sentences: the choice, and what the best of the other kind costs beside it."""
+    best, target = result.best, result.study.written.slo.target
+    if best is None:
+        return [f"Nothing meets the target of {target:g}: {result.why_not()}."]
+    rank, unit = result.rank_by, "calls/s within the SLO" if result.study.max_load else "USD per hour"
+    word = "Most load" if result.study.max_load else "Cheapest"
+    lines = [
+        f"{word} that meets the target of {target:g}: {best['deployment']} ({best['topology']}, KV {best['kv']}), "
+        f"{best[rank]:,.2f} {unit}, attainment {_share(best['slo_attainment'])}"
+        + (f". Unverified: {best['unverified']}." if best["unverified"] else ".")
+    ]
+    kinds = {
+        kind: next((r for _, r in result.families.iterrows() if _family(r) == kind), None)
+        for kind in ("split", "joint")
+    }
+    split, joint = kinds["split"], kinds["joint"]
+    if split is not None and joint is not None:
+        ratio = float(split[rank] / joint[rank])
+        pays = ratio > 1.0 if result.study.max_load else ratio < 1.0
+        what = "carries" if result.study.max_load else "costs"
+        lines.append(
+            f"Disaggregation {'pays' if pays else 'does not pay'} here: the best split ({split['topology']}) {what} "
+            f"{ratio:.2f} times what the best shared pool ({joint['topology']}) {what}."
+        )
+    elif split is not None or joint is not None:
+        names = {row["topology"] for row in result.families.to_dict("records")}
+        missing = [f.topology.name for f in result.study.space.families if f.topology.name not in names]
+        if missing:
+            lines.append(f"No {' or '.join(missing)} deployment in the space meets the target.")
+    return lines
+
+
+def show_result(result: Result, console: Console) -> None:
+    """Print a run: front, best of each family, decision, counts."""
+    also = tuple(result.found.objectives) + (("sessions_per_second",) if result.study.max_load else ())
+    shown = _thinned(result.front)
+    note = f" ({len(shown)} of {len(result.front)} rows; all in front.csv)" if len(shown) < len(result.front) else ""
+    console.print(_table(shown, f"Front: {' and '.join(result.found.objectives)}{note}", also, console.width))
+    console.print()
+    if len(result.families):
+        table = _table(result.families, "Best of each topology that meets the target", also, console.width)
+        first = float(result.families[result.rank_by].iloc[0])
+        table.add_column("ratio", justify="right")
+        table.columns[-1]._cells = [f"{value / first:.2f}" for value in result.families[result.rank_by]]
+        console.print(table)
+        console.print()
+    for line in decision(result):
+        console.print(line, highlight=False, soft_wrap=True)
+    found = result.found
+    rate = found.evaluated / max(result.seconds, 1e-9)
+    console.print(
+        f"{found.evaluated:,} candidates evaluated in {result.seconds:.1f} s ({rate:,.0f} per second, {result.search}); "
+        f"{found.feasible:,} feasible.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    if name.endswith("_s"):
+        return _seconds(float(value))
+    number = float(value)
+    return f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:,.4g}"
+
+
+def show_explanation(found: Explanation, console: Console, against: Explanation | None = None) -> None:
+    """Print a deployment's sections; beside another's, with the difference of numbers."""
+    for title, section in found.sections.items():
+        table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=against is not None)
+        table.add_column("", overflow="fold")
+        table.add_column(found.title, justify="left", overflow="fold")
+        other = against.sections.get(title, {}) if against is not None else {}
+        if against is not None:
+            table.add_column(against.title, overflow="fold")
+            table.add_column("difference", justify="right")
+        for name, value in section.items():
+            cells = [name.removesuffix("_s").replace("_", " "), _shown(name, value)]
+            if against is not None:
+                cells += [
+                    _shown(name, other[name]) if name in other else "-",
+                    _difference(name, value, other.get(name)),
+                ]
+            table.add_row(*cells)
+        console.print(table)
+        console.print()
+
+
+def _difference(name: str, value: Any, other: Any) -> str:
+    if isinstance(value, bool | str | dict) or isinstance(other, bool | str | dict) or other is None:
+        return ""
+    change = float(value) - float(other)
+    sign = "-" if change < 0 else "+"
+    return sign + _shown(name, abs(change))
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Progress on standard error: a bar on a terminal, a plain line for every tenth elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain_progress(what)
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _plain_progress(what: str) -> Callable[[int, int], None]:
+    told = -1
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        tenth = 10 * done // max(total, 1)
+        if tenth > told:
+            told = tenth
+            print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+    return tell

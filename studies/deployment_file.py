@@ -1,0 +1,183 @@
+"""Deployment files: one deployment, with the model, workload and SLO it is judged against, as YAML.
+
+`run` writes best.yaml in this form; people write their own; `explain` reads both, and rows of an output folder.
+"""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from breakeven.models.hardware import accelerator
+from breakeven.models.inputs import InputError, known_fields, pick
+from breakeven.models.topology import TOPOLOGIES
+from breakeven.spaces.space import POOL_FIELDS
+from breakeven.studies.schema import read_yaml
+from breakeven.studies.study import Study
+
+BEST, FRONT, RECORD = "best.yaml", "front.csv", "study.json"
+_JUDGED_BY = ("name", "about", "llm", "engine", "workload", "load", "arrivals", "slo", "prices", "limits", "power")
+_JOINT = ("topology", "kv", "link", "routing")
+_EXPECTED = ("expected_cost_per_hour_usd", "expected_slo_attainment")
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """One deployment as a study whose space has one candidate, and what it is called."""
+
+    study: Study
+    title: str
+
+
+def anchored(data: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """A study's mapping with its relative paths made absolute, so that it can be read from anywhere."""
+    folder = Path(file).resolve().parent
+    out = copy.deepcopy(dict(data))
+
+    def absolute(value: Any) -> Any:
+        return str(folder / value) if isinstance(value, str) and (folder / value).exists() else value
+
+    if isinstance(out.get("llm"), dict):
+        out["llm"] = {k: absolute(v) if k == "like" else v for k, v in out["llm"].items()}
+    else:
+        out["llm"] = absolute(out.get("llm"))
+    if isinstance(out.get("prices"), dict) and "skypilot" in out["prices"]:
+        out["prices"]["skypilot"] = absolute(out["prices"]["skypilot"])
+    return out
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def choices(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The deployment in a row of front.csv: its topology, its pools, and what joins them."""
+
+    def pool(phase: str) -> dict[str, Any]:
+        return {name: _plain(row[f"{phase}_{name}"]) for name in POOL_FIELDS}
+
+    topology = TOPOLOGIES[row["topology"]]
+    phases = ("prefill", "decode") if len(topology.pools) > 1 else ("prefill",)
+    found: dict[str, Any] = {"topology": topology.name}
+    found |= {name: pool(phase) for name, phase in zip(topology.pools, phases, strict=True)}
+    found |= {"kv": row["kv"], "routing": row["routing"]}
+    return found | ({"link": row["link"]} if len(topology.pools) > 1 else {})
+
+
+def deployment_yaml(study: Study, row: Mapping[str, Any]) -> str:
+    """A deployment file: the choices of a row, and the study's model, workload, SLO and prices."""
+    deployment = choices(row)
+    deployment["expected_cost_per_hour_usd"] = round(float(row["cost_per_hour_usd"]), 4)
+    deployment["expected_slo_attainment"] = round(float(row["slo_attainment"]), 6)
+    data = anchored(study.data, study.file)
+    judged = {name: data[name] for name in _JUDGED_BY if name in data}
+    defined = {k: v for k, v in _definitions(data.get("space", {})).items() if v}
+    text = yaml.safe_dump({"deployment": deployment, "study": judged | defined}, sort_keys=False, allow_unicode=True)
+    return f"# `breakeven explain {BEST}` shows this deployment term by term.\n{text}"
+
+
+def _definitions(space: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Accelerators and links that the study itself defines, anywhere in its space."""
+    pools = [space, *[space.get(role) or {} for role in ("shared", "prefill", "decode")]]
+    found: dict[str, list[Any]] = {"accelerators": [], "links": []}
+    for pool in pools:
+        for kind, rows in found.items():
+            given = pool.get(kind) or []
+            for spec in given if isinstance(given, list) else [given]:
+                if isinstance(spec, dict) and spec not in rows:
+                    rows.append(spec)
+    return found
+
+
+def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str, list[Any]], file: str) -> Study:
+    """The study whose space is this one deployment."""
+    if not isinstance(deployment, Mapping):
+        raise InputError("deployment", deployment, "a mapping: topology, its pools, kv, link, routing", file)
+    name = pick("deployment.topology", deployment.get("topology"), TOPOLOGIES)
+    topology = TOPOLOGIES[name]
+    known_fields(deployment, (*_JOINT, *topology.pools, *_EXPECTED), "deployment")
+    own = {accelerator(spec).id: spec for spec in definitions.get("accelerators", [])}
+    links = {spec.get("name", spec.get("like")): spec for spec in definitions.get("links", [])}
+    space: dict[str, Any] = {"topologies": [name]}
+    for pool in topology.pools:
+        given = deployment.get(pool)
+        if not isinstance(given, Mapping):
+            raise InputError(f"deployment.{pool}", given, f"a mapping of {', '.join(POOL_FIELDS)}", file)
+        known_fields(given, POOL_FIELDS, f"deployment.{pool}")
+        chosen = {key: value for key, value in given.items() if key != "accelerator"}
+        kind = given.get("accelerator")
+        chosen["accelerators"] = [own.get(kind, kind) if isinstance(kind, str) else kind]
+        space["shared" if pool == "pool" else pool] = chosen
+    for key, field in (("kv", "kv"), ("routing", "routing"), ("link", "links")):
+        if key in deployment:
+            space[field] = [links.get(deployment[key], deployment[key])] if key == "link" else deployment[key]
+    data = {key: value for key, value in judged.items() if key in _JUDGED_BY}
+    return Study.parse({**data, "space": space}, file)
+
+
+def _from_file(path: Path) -> Deployed:
+    data = read_yaml(path)
+    try:
+        known_fields(data, ("deployment", "study"))
+        judged = data.get("study")
+        if not isinstance(judged, Mapping):
+            raise InputError("study", judged, "a mapping: llm, workload, load, slo")
+        definitions = {kind: judged.get(kind) or [] for kind in ("accelerators", "links")}
+        known_fields(judged, (*_JUDGED_BY, *definitions), "study")
+        study = _single(data.get("deployment"), {"name": path.stem, **judged}, definitions, str(path))
+    except InputError as error:
+        raise error.inside(file=str(path)) from None
+    return Deployed(study, path.name)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """study.json of an output folder."""
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        record["study"]["name"], record["file"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            "folder", str(folder), "the output folder of `breakeven run` (study.json is missing or broken)"
+        ) from None
+    return record
+
+
+def _from_row(folder: Path, row: str) -> Deployed:
+    import pandas as pd
+
+    record = read_record(folder)
+    try:
+        front = pd.read_csv(folder / FRONT, keep_default_na=False)
+    except (OSError, ValueError):
+        raise InputError("folder", str(folder), f"{FRONT} cannot be read") from None
+    if not row.isdigit() or int(row) >= len(front):
+        raise InputError("row", row, f"a row of {folder / FRONT}, 0 to {len(front) - 1}")
+    study = _single(
+        choices(front.iloc[int(row)].to_dict()),
+        record["study"],
+        _definitions(record["study"].get("space", {})),
+        str(folder / FRONT),
+    )
+    return Deployed(study, f"{folder}:{row}")
+
+
+def read_deployment(target: str) -> Deployed:
+    """The deployment that `DEPLOYMENT.yaml`, `DIR` (its best) or `DIR:row` (of its front) names."""
+    path = Path(target)
+    if path.is_dir():
+        read_record(path)
+        if not (path / BEST).exists():
+            raise InputError("folder", target, f"it has no {BEST}: nothing met the target; name a row, as {target}:0")
+        return _from_file(path / BEST)
+    folder, colon, row = target.rpartition(":")
+    if colon and Path(folder).is_dir():
+        return _from_row(Path(folder), row)
+    if not path.exists():
+        raise InputError("deployment", target, "a deployment file, an output folder, or FOLDER:ROW")
+    return _from_file(path)

@@ -1,0 +1,176 @@
+"""One deployment, term by term: the same performance function with its intermediate terms kept."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from breakeven.models.attainment import attain
+from breakeven.models.performance import Performance, performance
+from breakeven.models.tables import efficiency_source, resolve
+from breakeven.studies.deployment_file import Deployed, choices
+from breakeven.studies.result import table
+from breakeven.studies.study import Study
+
+Section = dict[str, Any]
+
+_CAUSES = {
+    "products_s": "matrix products",
+    "experts_s": "experts",
+    "attention_s": "attention and KV cache",
+    "collective_s": "collectives",
+    "overhead_s": "launches and scheduling",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Sections of named numbers and words, in the order they are shown."""
+
+    title: str
+    sections: dict[str, Section]
+
+
+@jax.jit
+def _performance(resolved: Any, workload: Any, catalog: Any) -> Performance:
+    return performance(resolved, workload, catalog)
+
+
+def _number(value: Any) -> float:
+    return float(np.asarray(value).ravel()[0])
+
+
+def explain(deployed: Deployed) -> Explanation:
+    """Evaluate one deployment and lay out what its time, memory and money go into."""
+    study = deployed.study
+    evaluator = study.evaluator()
+    row = table(evaluator, np.array([0], np.int64)).iloc[0].to_dict()
+    workload = evaluator.workload_at(np.array([row["sessions_per_second"]]))
+    deployment = evaluator.deployment(np.array([0], np.int64), 1)
+    resolved = resolve(deployment, study.catalog)
+    found = _performance(resolved, workload, study.catalog)
+    met = attain(found.latency, study.slo)
+    sections = {
+        "deployment": {"verdict": _verdict(row), **choices(row), "unverified": row["unverified"] or "no"},
+        "SLO": _slo(study, met, row),
+        "time to first token, mean": _first_token(found, row),
+        "decode step, mean": _step(found),
+        "use": _use(row),
+        "memory of one engine": _memory(found, study),
+        "money and power": _money(row, study),
+        "load": _load(row, study),
+        "sources": _sources(study),
+    }
+    return Explanation(deployed.title, sections)
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if not row["feasible"]:
+        return f"infeasible: {row['reason']}"
+    return "meets the SLO" if row["meets_slo"] else "misses the SLO"
+
+
+def _slo(study: Study, met: Any, row: dict[str, Any]) -> Section:
+    written, fields = study.written.slo, {"ttft": "ttft_s", "tpot": "tpot_s", "call": "call_s", "session": "session_s"}
+    out: Section = {"target": written.target, "attainment": row["slo_attainment"]}
+    for name, field in fields.items():
+        bound = getattr(written, field)
+        if bound is not None:
+            seconds = bound if isinstance(bound, float | int) else bound.bound
+            out[f"P({field} <= {seconds:g})"] = _number(getattr(met, name))
+    percentiles = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "call_p95_s", "session_p95_s")
+    return out | {name: row[name] for name in percentiles}
+
+
+def _by_cause(terms: Any, factor: float = 1.0) -> Section:
+    """Seconds by cause, only those that are not zero, and the name of the largest."""
+    seconds = {words: factor * _number(getattr(terms, name)) for name, words in _CAUSES.items()}
+    shown = {f"{words}_s": value for words, value in seconds.items() if value > 0.0}
+    return shown | {"largest": max(seconds, key=lambda words: seconds[words])}
+
+
+def _first_token(found: Performance, row: dict[str, Any]) -> Section:
+    point, latency = found.point, found.latency
+    transfer = _number(found.pools.transfer_s)
+    return {
+        "total_s": row["ttft_mean_s"],
+        "waiting_s": _number(latency.wait.average_s),
+        **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
+        "KV transfer_s": transfer,
+        "prefixes evicted": 1.0 - row["cache_hit"],
+        "extra prefill of a call that lost its prefix_s": _number(
+            found.pools.missed_latency_s - found.pools.prefill_latency_s
+        ),
+        "prefill stretched by decodes that ride along": _number(point.stretch),
+    }
+
+
+def _step(found: Performance) -> Section:
+    point = found.point
+    return {
+        "batch": _number(point.state.batch),
+        "step_s": _number(found.decode_step.total_s),
+        **_by_cause(found.decode_step),
+        "slowdown by prefill in the pool": _number(point.slowdown),
+        "time per output token_s": _number(found.latency.tpot_mean_s),
+        "calls that wait for room in the batch": _number(found.admission.probability),
+    }
+
+
+def _use(row: dict[str, Any]) -> Section:
+    names = ("utilization_prefill", "utilization_decode", "utilization_link", "mfu_prefill", "mfu_decode", "mbu_decode")
+    return {name: row[name] for name in names}
+
+
+def _memory(found: Performance, study: Study) -> Section:
+    gib = 2.0**30
+    out: Section = {}
+    for phase, memory in (("prefill", found.pools.prefill_memory), ("decode", found.pools.decode_memory)):
+        out[f"{phase}: weights per accelerator, GiB"] = _number(memory.weights_bytes) / gib
+        out[f"{phase}: left for KV per accelerator, GiB"] = _number(memory.free_bytes) / gib
+        out[f"{phase}: KV capacity, tokens"] = _number(memory.capacity_tokens)
+    return out | {
+        "longest sequence, tokens": float(np.asarray(study.workload.max_tokens)),
+        "in use by active sequences, tokens": _number(found.point.active_tokens),
+    }
+
+
+def _money(row: dict[str, Any], study: Study) -> Section:
+    names = (
+        "cost_per_hour_usd",
+        "cost_per_million_tokens_usd",
+        "cost_per_session_usd",
+        "idle_cost_prefill_usd_per_hour",
+        "idle_cost_decode_usd_per_hour",
+        "accelerators",
+        "power_kw",
+        "energy_per_token_j",
+    )
+    prices = dict(zip(study.names.accelerator_ids, study.prices_usd_per_hour, strict=True))
+    return {name: row[name] for name in names} | {f"{k}, usd_per_hour": v for k, v in prices.items()}
+
+
+def _load(row: dict[str, Any], study: Study) -> Section:
+    w = study.workload
+    return {
+        "sessions_per_second": row["sessions_per_second"],
+        "sessions_in_progress": row["sessions_in_progress"],
+        "calls_per_second": row["sessions_per_second"] * float(np.asarray(w.calls_per_session)),
+        "tokens_per_second": row["tokens_per_second"],
+        "prompt of a call, tokens": float(np.asarray(w.mean_prompt)),
+        "of it new, prefix held, tokens": float(np.asarray(w.resident.mean_tokens)),
+        "output of a call, tokens": float(np.asarray(w.mean_output)),
+    }
+
+
+def _sources(study: Study) -> Section:
+    out: Section = {"llm": study.architecture.source}
+    for row in study.accelerators:
+        out[row.id] = "; ".join(row.sources) or "stated by the user"
+        if row.recalled:
+            out[f"{row.id}, only recalled"] = ", ".join(row.recalled)
+        for name, dispute in row.disputed.items():
+            out[f"{row.id}, disputed {name}"] = dispute
+        out[f"efficiency of {row.generation}"] = efficiency_source(row.generation)
+    return out

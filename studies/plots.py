@@ -1,0 +1,136 @@
+"""Pictures of a run: cost against SLO attainment, a colour per topology family, legible at a glance."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from breakeven.optimizer.front import MAXIMISED, as_costs, non_dominated
+
+LABELS = {
+    "cost_per_hour_usd": "cost, USD per hour",
+    "cost_per_million_tokens_usd": "cost, USD per million output tokens",
+    "cost_per_session_usd": "cost, USD per session",
+    "goodput_per_s": "goodput, calls per second that meet the SLO",
+    "slo_attainment": "SLO attainment, share of calls",
+    "session_p95_s": "session time, 95th percentile, s",
+    "energy_per_token_j": "energy, J per output token",
+    "accelerators": "accelerators",
+}
+_TICKS = (0.05, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
+_LOWEST = 0.02
+MAX_DOTS = 4000
+
+
+def pareto(
+    evaluations: pd.DataFrame, best: pd.Series | None, record: dict[str, Any], path: Path, objectives: tuple[str, str]
+) -> None:
+    """Write the picture of a run: candidates as dots, each family's own front as a line, the cheapest marked."""
+    x, y = objectives
+    frame = evaluations[evaluations["feasible"] & (evaluations["slo_attainment"] > _LOWEST)]
+    families = [str(name) for name in dict.fromkeys(frame["topology"].astype(str))]
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
+        figure, axes = plt.subplots(figsize=(10, 6.2), layout="constrained")
+        colours = dict(zip(families, sns.color_palette("colorblind", len(families)), strict=True))
+        _dots(axes, frame, x, y, colours)
+        for name in families:
+            _family_front(axes, frame[frame["topology"].astype(str) == name], x, y, name, colours[name])
+        _target(axes, y, float(record["target"]))
+        _scales(axes, frame, x, y)
+        if best is not None:
+            _mark(axes, best, x, y)
+        axes.legend(loc="lower right", title="topology, its own front", frameon=True)
+        resolved, searched = record["resolved"], record["candidates_evaluated"]
+        workload = resolved["workload"]["name"]
+        axes.set_title(f"{record['study']['name']}: {workload} on {resolved['llm']['name']}", loc="left", weight="bold")
+        figure.supxlabel(
+            f"{searched:,} candidates evaluated · study {record['study']['name']} · seed {record['seed']}",
+            fontsize="small",
+            color="0.4",
+        )
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def _dots(axes: Axes, frame: pd.DataFrame, x: str, y: str, colours: dict[str, Any]) -> None:
+    """At most MAX_DOTS candidates, every k-th, small and pale."""
+    shown = frame.iloc[:: max(len(frame) // MAX_DOTS, 1)]
+    axes.scatter(
+        shown[x],
+        shown[y].clip(upper=_TICKS[-1]) if y == "slo_attainment" else shown[y],
+        s=6,
+        alpha=0.25,
+        linewidths=0,
+        color=[colours[name] for name in shown["topology"].astype(str)],
+        rasterized=True,
+    )
+
+
+def _family_front(axes: Axes, frame: pd.DataFrame, x: str, y: str, name: str, colour: Any) -> None:
+    costs = as_costs({x: frame[x].to_numpy(), y: frame[y].to_numpy()}, (x, y))
+    front = frame.iloc[non_dominated(costs, frame["candidate"].to_numpy())].sort_values(x)
+    values = front[y].clip(upper=_TICKS[-1]) if y == "slo_attainment" else front[y]
+    step = "post" if (x in MAXIMISED) == (y in MAXIMISED) or y in MAXIMISED else "pre"
+    axes.step(front[x], values, where=step, color=colour, linewidth=2.2, label=name)
+    axes.plot(front[x], values, "o", color=colour, markersize=4.5)
+
+
+def _target(axes: Axes, y: str, target: float) -> None:
+    if y == "slo_attainment" and target < _TICKS[-1]:
+        axes.axhline(target, color="0.2", linestyle="--", linewidth=1.4)
+        axes.annotate(
+            f"target {target:g}",
+            (0.01, target),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 4),
+            textcoords="offset points",
+            color="0.2",
+        )
+
+
+def _scales(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
+    axes.set_xlabel(LABELS[x])
+    axes.set_ylabel(LABELS[y])
+    if len(frame) and x not in MAXIMISED:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}"))
+        axes.xaxis.set_minor_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}" if _leading(v) in (2, 5) else ""))
+    if y == "slo_attainment":
+        axes.set_yscale("logit")
+        axes.set_yticks(_TICKS)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.6g} %"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.minorticks_on()
+        axes.yaxis.set_tick_params(which="minor", left=False)
+        top = float(frame[y].clip(upper=_TICKS[-1]).max()) if len(frame) else 0.99
+        axes.set_ylim(_LOWEST, min(1.0 - 0.5 * (1.0 - max(top, 0.97)), 0.99995))
+
+
+def _leading(value: float) -> int:
+    return round(value / 10.0 ** np.floor(np.log10(value))) if value > 0 else 0
+
+
+def _mark(axes: Axes, best: pd.Series, x: str, y: str) -> None:
+    value = min(float(best[y]), _TICKS[-1]) if y == "slo_attainment" else float(best[y])
+    axes.plot(float(best[x]), value, "*", color="black", markersize=18, markeredgecolor="white", zorder=5)
+    axes.annotate(
+        f"cheapest that meets the target:\n{best['deployment']}\n{best['topology']}, "
+        f"${float(best['cost_per_hour_usd']):,.2f} per hour",
+        (float(best[x]), value),
+        xytext=(0.33, 0.16),
+        textcoords="axes fraction",
+        va="top",
+        fontsize="small",
+        bbox={"boxstyle": "round", "facecolor": "white", "edgecolor": "0.6"},
+        arrowprops={"arrowstyle": "->", "color": "0.2", "connectionstyle": "arc3,rad=-0.15"},
+        zorder=6,
+    )

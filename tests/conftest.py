@@ -1,0 +1,104 @@
+"""Shared fixtures: studies over real catalogue rows, and one batch of candidates that every law is tried on.
+
+The model is compiled once per shape, so everything here has the same: five accelerators, two links, weight schemes
+and KV precisions, batches of `SMALL` candidates, and an SLO with every bound.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from breakeven.models.deployment import Deployment
+from breakeven.models.serving import evaluate
+from breakeven.models.tables import Resolved, resolve
+from breakeven.optimizer.evaluator import SMALL
+from breakeven.studies.schema import set_path
+from breakeven.studies.study import Study
+
+BASE: dict[str, Any] = {
+    "name": "test",
+    "llm": "llama-3.1-70b",
+    "workload": "coding-agent",
+    "load": {"sessions_per_second": 0.01},
+    "slo": {"ttft_s": 5.0, "tpot_s": 0.04, "call_s": 60.0, "session_s": 2e4, "target": 0.9},
+    "space": {
+        "topologies": ["colocated", "chunked", "pd"],
+        "accelerators": ["h100-sxm", "h200-sxm", "b200-sxm", "l40s", "mi300x"],
+        "tensor_parallel": [1, 2, 4, 8],
+        "pipeline_parallel": [1, 2],
+        "replicas": [1, 2, 3, 4, 8, 16],
+        "max_batch": [16, 64, 256],
+        "token_budget": [2048, 8192],
+        "weights": ["bf16", "fp8"],
+        "kv": ["bf16", "fp8"],
+        "links": ["ib-ndr-400", "nvlink4"],
+        "routing": ["affinity", "balanced"],
+    },
+}
+
+MakeStudy = Callable[..., Study]
+
+
+@pytest.fixture(scope="session")
+def make_study() -> MakeStudy:
+    """Builds a study from `BASE`: keywords replace choices of its space, `changes` are `PATH=VALUE`."""
+
+    def make(*changes: str, **choices: Any) -> Study:
+        data = copy.deepcopy(BASE)
+        data["space"] |= choices
+        for change in changes:
+            set_path(data, change)
+        return Study.parse(data, "test")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def study(make_study: MakeStudy) -> Study:
+    return make_study()
+
+
+@pytest.fixture(scope="session")
+def one(make_study: MakeStudy) -> Callable[..., tuple[Resolved, Study]]:
+    """Resolves the first candidate of a colocated space with the given choices, beside its study."""
+
+    def build(*changes: str, **choices: Any) -> tuple[Resolved, Study]:
+        made = make_study(*changes, **{"topologies": "colocated", "weights": "bf16", "kv": "bf16"} | choices)
+        return resolve(made.space.deployment(np.array([0])), made.catalog), made
+
+    return build
+
+
+def draw(study: Study, n: int, seed: int) -> np.ndarray:
+    """`n` candidates, as many of each topology."""
+    rng = np.random.default_rng(seed)
+    sizes, offsets = [family.size for family in study.space.families], study.space.offsets
+    family = np.arange(n) % len(sizes)
+    return offsets[family] + (rng.random(n) * np.array(sizes)[family]).astype(np.int64)
+
+
+@pytest.fixture(scope="session")
+def random_ids() -> Callable[[Study, int, int], np.ndarray]:
+    return draw
+
+
+@pytest.fixture(scope="session")
+def candidates(study: Study) -> np.ndarray:
+    """Half of them feasible at the study's load, half anything."""
+    feasible: list[int] = []
+    for seed in range(20):
+        ids = draw(study, SMALL, seed)
+        found = evaluate(study.space.deployment(ids), study.workload, study.slo, study.catalog)
+        feasible += ids[np.asarray(found.feasible)].tolist()
+        if len(feasible) >= SMALL // 2:
+            break
+    assert len(feasible) >= SMALL // 2
+    return np.concatenate([np.array(feasible[: SMALL // 2]), draw(study, SMALL // 2, 99)])
+
+
+@pytest.fixture(scope="session")
+def deployment(study: Study, candidates: np.ndarray) -> Deployment:
+    return study.space.deployment(candidates)

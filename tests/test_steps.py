@@ -1,0 +1,166 @@
+"""Step times against bytes over bandwidth and FLOPs over peaks, and the traps of sharding."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from breakeven.models.llm import LLM, llms
+from breakeven.models.performance import performance
+from breakeven.models.steps import (
+    attention_coefficients,
+    collective_bytes_per_s,
+    decode_step,
+    expert_hit_share,
+    ffn_coefficients,
+    kv_shards,
+    prefill_call,
+    prefill_chunks,
+)
+from breakeven.models.tables import resolve
+
+ONE = jnp.array([1.0])
+
+
+def coefficients(resolved, study, phase="decode"):
+    attention, ffn = getattr(resolved, f"{phase}_attention"), getattr(resolved, f"{phase}_ffn")
+    made = study.catalog
+    return (
+        attention_coefficients(attention, made.llm, made.engine, resolved.kv_bytes_per_element),
+        ffn_coefficients(ffn, made.llm, made.engine),
+    )
+
+
+def step(resolved, study, batch=1.0, context=1.0):
+    choice = resolved.decode_attention.choice
+    ways = choice.pipeline_parallel, choice.data_parallel
+    return decode_step(*coefficients(resolved, study), study.catalog.llm, batch * ONE, context * ONE, *ways)
+
+
+def test_decode_of_one_sequence_reads_the_weights_once(one):
+    """70B on 8 H100: 139.0 GB without the embedding / 8 / (3.35 TB/s x 0.805) = 6.44 ms."""
+    found = step(*one(tensor_parallel=8, pipeline_parallel=1))
+    read_s = 2.0 * (70.5537e9 - 128256 * 8192) / 8 / (3.35e12 * 0.805)
+    assert float(found.products_s[0]) == pytest.approx(read_s, rel=0.02)
+
+
+def test_decode_attention_reads_the_kv_cache(one):
+    """64 sequences of 10,000 tokens: 64 x 10^4 x 327,680 bytes / 8 / (3.35 TB/s x 0.80) = 9.8 ms."""
+    found = step(*one(tensor_parallel=8, pipeline_parallel=1), batch=64.0, context=1e4)
+    assert float(found.attention_s[0]) == pytest.approx(64e4 * 327680 / 8 / (3.35e12 * 0.80), rel=0.02)
+
+
+@pytest.mark.parametrize(("weights", "peak"), [("bf16", 989e12 * 0.60), ("fp8", 1979e12 * 0.70)])
+def test_prefill_of_a_long_prompt_is_arithmetic(one, weights, peak):
+    """2 x 68.45e9 x tokens / (8 x peak x efficiency), 1 % above for the traffic under it."""
+    resolved, study = one(tensor_parallel=8, pipeline_parallel=1, weights=weights)
+    tokens = 32768.0 * ONE
+    pair = coefficients(resolved, study, "prefill")
+    found = prefill_call(*pair, study.catalog.llm, tokens, 0.5 * tokens**2, tokens, 32768.0 * ONE)
+    arithmetic_s = 2.0 * (70.5537e9 - 2 * 128256 * 8192) * 32768 / (8 * peak)
+    assert float(found.products_s[0]) == pytest.approx(arithmetic_s, rel=0.01)
+    attention_s = 0.5 * 32768.0**2 * 2621440 / (8 * 989e12 * 0.35)
+    assert float(found.attention_s[0]) == pytest.approx(attention_s, rel=0.02)
+
+
+def test_a_prompt_is_computed_in_chunks_of_the_budget():
+    assert np.asarray(prefill_chunks(jnp.array([1.0, 2048.0, 8192.0]), jnp.array(2048.0))).tolist() == [1.0, 1.0, 4.0]
+
+
+def test_one_rank_reduces_nothing(one):
+    """No all-reduce at tensor_parallel 1, also on an accelerator without any scale-up link."""
+    for accelerator in ("h100-sxm", "l40s"):
+        found = step(*one(accelerators=accelerator, tensor_parallel=1, pipeline_parallel=1), batch=8.0)
+        assert float(found.collective_s[0]) == 0.0
+
+
+def test_an_all_reduce_moves_the_ring_volume(one):
+    """Two a layer... in all 2 x 80 x 2 (8-1)/8 x 8192 x 2 bytes a token over 450 GB/s x 0.44."""
+    found = step(*one(tensor_parallel=8, pipeline_parallel=1), batch=100.0)
+    moved = 100 * 2 * 80 * 2 * 7 / 8 * 8192 * 2
+    assert float(found.collective_s[0]) == pytest.approx(moved / (450e9 * 0.44), rel=1e-4)
+
+
+def test_a_mesh_gives_two_ranks_one_narrow_link(one):
+    """MI300X: 64 GB/s to each of seven peers, so two ranks share 64 of the 448 GB/s and eight share them all."""
+    resolved, _ = one(accelerators="mi300x", tensor_parallel=8)
+    found = collective_bytes_per_s(resolved.decode_ffn.hardware, jnp.array([2.0, 4.0, 8.0]))
+    assert np.asarray(found) == pytest.approx([64e9, 192e9, 448e9], rel=1e-5)
+
+
+def test_beyond_the_scale_up_domain_ranks_share_the_host_link_then_the_nic(one):
+    resolved, _ = one(accelerators="l40s", tensor_parallel=8)
+    hw = resolved.decode_ffn.hardware
+    found = np.asarray(collective_bytes_per_s(hw, jnp.array([2.0, 8.0, 16.0])))
+    expected = [float(hw.host_bytes_per_s[0])] * 2 + [float(hw.nic_bytes_per_s[0])]
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("name", "ranks", "shards"), [("llama-3.1-70b", 4, 4), ("llama-3.1-70b", 16, 8)])
+def test_tensor_parallelism_splits_at_most_every_kv_head(one, name, ranks, shards):
+    resolved, study = one(f"llm={name}", accelerators="trainium2", tensor_parallel=ranks)
+    assert float(kv_shards(resolved.decode_attention, study.catalog.llm)[0]) == shards
+
+
+def test_a_latent_is_not_split(one):
+    resolved, study = one("llm=deepseek-v3", tensor_parallel=8)
+    assert float(kv_shards(resolved.decode_attention, study.catalog.llm)[0]) == 1.0
+
+
+def test_expected_distinct_experts():
+    """One token hits exactly its k of E, many hit all: E (1 - (1 - k/E)^T)."""
+    llm = LLM.from_architecture(llms()["deepseek-v3"])  # 8 of 256
+    tokens = np.array([1.0, 2.0, 32.0, 1e4])
+    found = 256 * np.asarray(expert_hit_share(jnp.array(tokens), llm))
+    assert found == pytest.approx(256 * (1 - (1 - 8 / 256) ** tokens), rel=1e-5)
+    assert found[0] == pytest.approx(8.0) and found[-1] == pytest.approx(256.0)
+
+
+def test_experts_of_one_token_are_read_once(one):
+    """Qwen3-235B, one token: 8 of 128 experts in 94 layers, each 3 x 4096 x 1536 parameters of 2 bytes."""
+    resolved, study = one("llm=qwen3-235b-a22b", accelerators="h200-sxm", tensor_parallel=4, pipeline_parallel=1)
+    read_s = 94 * 8 * 3 * 4096 * 1536 * 2 / 4 / (4.8e12 * 0.69)
+    assert float(step(resolved, study).experts_s[0]) == pytest.approx(read_s, rel=0.02)
+
+
+def test_a_dense_model_has_no_expert_time(one):
+    assert float(step(*one(tensor_parallel=8), batch=64.0).experts_s[0]) == 0.0
+
+
+FASTER = ("memory_bandwidth_bytes_per_s", "bf16_flops_per_s", "scaleup_bytes_per_s")
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.sampled_from(FASTER), st.floats(1.05, 4.0))
+def test_faster_hardware_never_makes_a_step_slower(study, deployment, compiled, name, factor):
+    """More bandwidth or peak: no decode step at a fixed batch and no prefill takes longer, on any candidate."""
+    hardware = study.catalog.hardware
+    changed = {name: getattr(hardware, name) * factor}
+    if name.startswith("scaleup"):
+        changed["scaleup_pair_bytes_per_s"] = hardware.scaleup_pair_bytes_per_s * factor
+    faster = dataclasses.replace(study.catalog, hardware=dataclasses.replace(hardware, **changed))
+    before, after = compiled(deployment, study.catalog), compiled(deployment, faster)
+    for old, new in zip(before, after, strict=True):
+        assert (np.asarray(new) <= np.asarray(old) * (1 + 1e-5)).all()
+
+
+@pytest.fixture(scope="module")
+def compiled(study):
+    """(mean prefill latency, decode step of 8 sequences) of a batch of deployments on a catalogue."""
+    import jax
+
+    @jax.jit
+    def both(deployment, catalog):
+        resolved = resolve(deployment, catalog)
+        pools = performance(resolved, study.workload, catalog).pools
+        eight = jnp.full_like(pools.token_budget, 8.0)
+        ways = pools.pipeline_parallel, pools.data_parallel
+        context = study.workload.decode_context
+        return pools.prefill_latency_s, decode_step(
+            pools.attention, pools.ffn, catalog.llm, eight, context, *ways
+        ).total_s
+
+    return both
