@@ -59,9 +59,8 @@ def main() -> None:
     print(f"device                          {jax.devices()[0]}, jax {jax.__version__}")
     print(f"study                           {study.written.name}: {space.size:,} candidates")
     print(f"first call (compile + 1 block)  {first_s:.1f} s")
-    print(
-        f"candidates per second           {statistics.median(rates):,.0f}  (min {min(rates):,.0f}, max {max(rates):,.0f})"
-    )
+    middle, low, high = statistics.median(rates), min(rates), max(rates)
+    print(f"candidates per second           {middle:,.0f}  (min {low:,.0f}, max {high:,.0f})")
     print(f"gradient, first call            {gradient_s:.1f} s")
     print(f"gradients per second            {gradient_rate:,.0f}")
     print(f"peak memory                     {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:,.0f} MB")

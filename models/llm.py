@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.typing import ArrayLike
+from jax import Array
 
 from breakeven.models.architecture import Architecture
 from breakeven.models.catalog import table
@@ -95,35 +95,35 @@ class LLM:
     Weights are parameters over all layers; elements and FLOPs are sums over the layers of their kind.
     """
 
-    layers: ArrayLike
-    hidden: ArrayLike
-    moe_layers: ArrayLike
-    experts: ArrayLike  # routed experts per layer, 0 for a dense model
-    experts_active: ArrayLike
-    attention_weights: ArrayLike
-    dense_weights: ArrayLike  # dense networks, shared experts, routers, norms
-    expert_weights: ArrayLike
-    head_weights: ArrayLike
-    embedding_weights: ArrayLike
-    encoder_weights: ArrayLike
-    expert_width_weights: ArrayLike  # one expert in one layer
-    full_layers: ArrayLike
-    window_layers: ArrayLike
-    linear_layers: ArrayLike
-    kv_elements_per_token: ArrayLike  # full layers: K and V, or the latent
-    index_elements_per_token: ArrayLike  # keys of the sparse-attention indexer
-    window_kv_elements_per_token: ArrayLike
-    window_tokens: ArrayLike
-    state_elements: ArrayLike  # per sequence
-    kv_shards: ArrayLike  # ways that tensor parallelism splits the cache: K/V heads, 1 for a latent
-    prefill_flops_per_pair: ArrayLike  # per (query token, key token), scores and values, full layers
-    decode_flops_per_pair: ArrayLike  # the same in the absorbed form of latent attention
-    index_flops_per_pair: ArrayLike
-    window_flops_per_pair: ArrayLike
-    sparse_topk: ArrayLike  # keys that a query reads at most; inf without sparse attention
-    linear_flops_per_token: ArrayLike
-    mla: ArrayLike  # 1 where latent or linear attention makes kernels slower per layer, else 0
-    max_context: ArrayLike  # tokens
+    layers: Array
+    hidden: Array
+    moe_layers: Array
+    experts: Array  # routed experts per layer, 0 for a dense model
+    experts_active: Array
+    attention_weights: Array
+    dense_weights: Array  # dense networks, shared experts, routers, norms
+    expert_weights: Array
+    head_weights: Array
+    embedding_weights: Array
+    encoder_weights: Array
+    expert_width_weights: Array  # one expert in one layer
+    full_layers: Array
+    window_layers: Array
+    linear_layers: Array
+    kv_elements_per_token: Array  # full layers: K and V, or the latent
+    index_elements_per_token: Array  # keys of the sparse-attention indexer
+    window_kv_elements_per_token: Array
+    window_tokens: Array
+    state_elements: Array  # per sequence
+    kv_shards: Array  # ways that tensor parallelism splits the cache: K/V heads, 1 for a latent
+    prefill_flops_per_pair: Array  # per (query token, key token), scores and values, full layers
+    decode_flops_per_pair: Array  # the same in the absorbed form of latent attention
+    index_flops_per_pair: Array
+    window_flops_per_pair: Array
+    sparse_topk: Array  # keys that a query reads at most; inf without sparse attention
+    linear_flops_per_token: Array
+    mla: Array  # 1 where latent or linear attention makes kernels slower per layer, else 0
+    max_context: Array  # tokens
 
     @classmethod
     def from_architecture(cls, architecture: Architecture) -> "LLM":
@@ -160,4 +160,5 @@ class LLM:
             "mla": a.latent is not None or a.linear_layers > 0,
             "max_context": a.max_context,
         }
-        return cls(**{name: float(value) for name, value in numbers.items()})
+        leaves: dict[str, Any] = {name: float(value) for name, value in numbers.items()}
+        return cls(**leaves)

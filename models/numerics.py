@@ -75,8 +75,9 @@ def ramp(x: ArrayLike, centre: ArrayLike, half_width: ArrayLike) -> Array:
     return jnp.clip(0.5 + 0.5 * (jnp.asarray(x) - centre) / half_width, 0.0, 1.0)
 
 
-def table_lookup(grid: Array, values: Array, x: ArrayLike) -> Array:
+def table_lookup(grid: ArrayLike, values: ArrayLike, x: ArrayLike) -> Array:
     """Linear interpolation of `values` on a uniform `grid`, held constant outside it."""
+    grid, values = jnp.asarray(grid), jnp.asarray(values)
     step = (grid[-1] - grid[0]) / (grid.shape[0] - 1)
     position = jnp.clip((jnp.asarray(x) - grid[0]) / step, 0.0, grid.shape[0] - 1.001)
     left = position.astype(jnp.int32)

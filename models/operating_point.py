@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory
@@ -21,7 +21,6 @@ from breakeven.models.queueing import Moments, Wait, queue_wait
 from breakeven.models.steps import Coefficients, StepTime, decode_step
 from breakeven.models.workload import Workload
 
-ITERATIONS = 14
 HIGHEST = 0.98  # utilizations are held below this inside the fixed point; the true ones decide saturation
 
 
@@ -280,66 +279,9 @@ def decode_utilization(point: OperatingPoint, pools: Pools, workload: Workload, 
     return pools.shared * point.prefill_utilization + tokens * full_s / most
 
 
-def _settled(state: State, new: State) -> State:
-    return State(*(0.5 * (a + b) for a, b in zip(state, new, strict=True)))
-
-
-def settle(
-    pools: Pools, workload: Workload, llm: LLM, session_rate: Array, miss: Array, iterations: int = ITERATIONS
-) -> State:
-    """The fixed point of an open system, from a start at share `miss` of evicted prefixes."""
-    start = State(jnp.ones_like(miss), miss, jnp.full_like(miss, 0.5), jnp.ones_like(miss))
-    one = jnp.ones_like(miss)
-
-    def body(_: int, state: State) -> State:
-        return _settled(state, operating_point(state, pools, workload, llm, session_rate, one).state)
-
-    return lax.fori_loop(0, iterations, body, start)
-
-
-class Closed(NamedTuple):
-    """A closed population at its throughput: the session rate it drives, and the state it settles in."""
-
-    session_rate: Array
-    state: State
-
-
-def settle_closed(
-    pools: Pools, workload: Workload, llm: LLM, sessions: Array, miss: Array, bisections: int = 22
-) -> Closed:
-    """The session rate at which `sessions` are in progress: N = rate x session time, by bisection.
-
-    Saturated rates count as too many sessions, so the search stays below saturation.
-    """
-    start = State(jnp.ones_like(miss), miss, jnp.full_like(miss, 0.5), jnp.ones_like(miss))
-    seen = jnp.maximum(1.0 - 1.0 / sessions, 0.0) * jnp.ones_like(miss)
-    first_s = pools.prefill_latency_s + workload.mean_steps * (
-        decode_step_at(pools, llm, jnp.ones_like(miss), workload.decode_context).total_s
-    )
-    calls, thinks = workload.calls_per_session, workload.calls_per_session - 1.0
-    high = sessions / (thinks * workload.gap_mean_s + calls * 0.5 * first_s)
-
-    def body(_: int, carry: tuple[Array, Array, State]) -> tuple[Array, Array, State]:
-        low, high, state = carry
-        rate = 0.5 * (low + high)
-
-        def inner(_: int, state: State) -> State:
-            return _settled(state, operating_point(state, pools, workload, llm, rate, seen).state)
-
-        state = lax.fori_loop(0, 2, inner, state)
-        point = operating_point(state, pools, workload, llm, rate, seen)
-        busy = sessions_in_progress(point, pools, workload, llm, rate, seen)
-        low, high = jnp.where(busy < sessions, rate, low), jnp.where(busy < sessions, high, rate)
-        return low, high, state
-
-    low, high, state = lax.fori_loop(0, bisections, body, (jnp.zeros_like(high), high, start))
-    return Closed(0.5 * (low + high), state)
-
-
-def sessions_in_progress(
-    point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array
-) -> Array:
+def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array) -> Array:
     """Sessions in progress at session rate `rate` (Little's law); infinite where a pool is saturated."""
+    point = operating_point(state, pools, workload, llm, rate, seen)
     wait = prefill_wait(point, pools, workload, seen).average_s
     latency = pools.prefill_latency_s + point.state.miss * (pools.missed_latency_s - pools.prefill_latency_s)
     call_s = wait + latency * point.stretch + pools.transfer_s + point.state.batch / point.decode_rate

@@ -25,8 +25,6 @@ from breakeven.models.operating_point import (
     most_sequences,
     operating_point,
     prefill_wait,
-    settle,
-    settle_closed,
 )
 from breakeven.models.queueing import (
     Moments,
@@ -35,6 +33,7 @@ from breakeven.models.queueing import (
     autocorrelation_share,
     uniform_wait,
 )
+from breakeven.models.settle import settle, settle_closed
 from breakeven.models.steps import (
     Coefficients,
     StepTime,
@@ -110,9 +109,9 @@ def _node_prefill(
     nodes: PrefillNodes, attention: Coefficients, ffn: Coefficients, resolved: Resolved, catalog: Catalog
 ) -> StepTime:
     """Prefill latency per node by cause, seconds, (n, nodes)."""
-    wide = jax.tree.map(lambda leaf: leaf[:, None], (attention, ffn))
+    wide_attention, wide_ffn = jax.tree.map(lambda leaf: leaf[:, None], (attention, ffn))
     budget = resolved.prefill_attention.choice.token_budget[:, None]
-    return prefill_call(*wide, catalog.llm, nodes.tokens, nodes.pairs, nodes.context, budget)
+    return prefill_call(wide_attention, wide_ffn, catalog.llm, nodes.tokens, nodes.pairs, nodes.context, budget)
 
 
 def _service_moments(nodes: PrefillNodes, latency_s: Array, token_s: Array, pair_s: Array, occupancy: Array) -> Moments:
@@ -236,6 +235,7 @@ def _both_ends(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Arra
 
     def from_start(miss: Array) -> tuple[Array, State]:
         if workload.concurrent_sessions is None:
+            assert workload.sessions_per_second is not None
             rate = workload.sessions_per_second * one
             return rate, settle(pools, workload, catalog.llm, rate, miss)
         closed = settle_closed(pools, workload, catalog.llm, workload.concurrent_sessions * one, miss)

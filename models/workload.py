@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
+from jax import Array
 from numpy.typing import NDArray
 
 from breakeven.models.distributions import Distribution, Floats
 from breakeven.models.inputs import number
 from breakeven.models.sessions import Sessions, SessionSpec, sample_sessions
 
-Leaf = NDArray[np.float32]
+Leaf = Array  # on the host: read-only numpy arrays in 32 bit
 
 PREFILL_NODES, OUTPUT_NODES, CALL_NODES, CACHE_POINTS = 16, 8, 16, 64
 TAIL, TAIL_RATIO = 0.2, 0.6  # share of the samples in the finer bins, and their successive ratio
@@ -146,7 +147,7 @@ def _leaf(value: object) -> Leaf:
     """A 32-bit array that nobody changes: workloads are kept and handed out again."""
     leaf = np.array(value, np.float32)
     leaf.setflags(write=False)
-    return leaf
+    return cast(Leaf, leaf)
 
 
 def _shared(spec: SessionSpec, sample: Sessions) -> float:

@@ -16,8 +16,8 @@ from breakeven.models.tables import Catalog, resolve
 from breakeven.models.workload import Workload
 from breakeven.spaces.space import Space
 
-BLOCK = 16384
-SMALL = 512
+BLOCK = 16384  # fits the caches of a core
+SMALL = 512  # for small spaces, and for percentiles of a front
 
 Columns = dict[str, np.ndarray]
 
@@ -55,7 +55,7 @@ def _session_p95(latency: Latency) -> jax.Array:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates candidates of a space by number, padded to blocks of two sizes so that nothing recompiles."""
+    """Evaluates candidates of a space by number, padded to blocks of one size so that nothing recompiles."""
 
     space: Space
     workload: Workload
@@ -64,6 +64,11 @@ class Evaluator:
     session_p95: bool = False  # an objective needs it for every candidate
     max_load: bool = False  # each candidate at the largest load that meets the SLO
 
+    @property
+    def block(self) -> int:
+        """Candidates per call of the model."""
+        return BLOCK if self.space.size > 8 * SMALL else SMALL
+
     def deployment(self, ids: np.ndarray, size: int) -> Deployment:
         """Candidates padded to `size` with the last one."""
         padded = np.concatenate([ids, np.full(size - len(ids), ids[-1], np.int64)]) if len(ids) < size else ids
@@ -71,8 +76,7 @@ class Evaluator:
 
     def start(self, ids: np.ndarray) -> tuple[np.ndarray, Outcome, jax.Array | None]:
         """Begin evaluating one block; the arrays arrive while the caller goes on."""
-        size = SMALL if len(ids) <= SMALL else BLOCK
-        deployment = self.deployment(ids, size)
+        deployment = self.deployment(ids, self.block)
         model = evaluate_max_load if self.max_load else evaluate
         outcome = model(deployment, self.workload, self.slo, self.catalog)
         p95 = None
@@ -103,21 +107,19 @@ class Evaluator:
         return dataclasses.replace(self.workload, sessions_per_second=jnp.asarray(sessions_per_second))
 
     def __call__(self, ids: np.ndarray) -> Columns:
-        """Evaluate up to one block of candidates."""
-        return self.finish(self.start(np.asarray(ids, np.int64)))
+        """Columns of any number of candidates."""
+        ids = np.asarray(ids, np.int64)
+        parts = [self.finish(self.start(ids[i : i + self.block])) for i in range(0, len(ids), self.block)]
+        return parts[0] if len(parts) == 1 else {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
 
-    def percentiles(self, ids: np.ndarray) -> Columns:
-        """Latency percentiles of candidates (a few: the front), seconds."""
+    def percentiles(self, ids: np.ndarray, sessions_per_second: np.ndarray) -> Columns:
+        """Latency percentiles, seconds, of candidates (a few: the front) at the load they were evaluated at."""
         parts = []
         for start in range(0, len(ids), SMALL):
-            some = ids[start : start + SMALL]
+            some, rate = ids[start : start + SMALL], sessions_per_second[start : start + SMALL]
             deployment = self.deployment(some, SMALL)
-            loaded = self.workload
-            if self.max_load:
-                found = evaluate_max_load(deployment, self.workload, self.slo, self.catalog)
-                loaded = self.workload_at(found.sessions_per_second)
-            latency = _latency(deployment, loaded, self.catalog)
-            times = _percentiles(latency)
+            loaded = self.workload_at(np.pad(rate, (0, SMALL - len(rate)), mode="edge"))
+            times = _percentiles(_latency(deployment, loaded, self.catalog))
             parts.append({name: np.asarray(value)[: len(some)] for name, value in times.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in PERCENTILES}
 

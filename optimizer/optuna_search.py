@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+from optuna.study import StudyDirection
 
 from breakeven.optimizer.evaluator import REASONS, Columns, Evaluator
 from breakeven.optimizer.front import MAXIMISED
@@ -114,7 +115,9 @@ def optuna_search(
 ) -> Found:
     """Let Optuna choose `trials` candidates; each is evaluated once, however often it is asked for."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    directions = ["maximize" if name in MAXIMISED else "minimize" for name in found.objectives]
+    directions = [
+        StudyDirection.MAXIMIZE if name in MAXIMISED else StudyDirection.MINIMIZE for name in found.objectives
+    ]
     study = optuna.create_study(
         storage=storage,
         study_name=study_name,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from breakeven.optimizer.evaluator import BLOCK, REASONS, Columns, Evaluator
+from breakeven.optimizer.evaluator import REASONS, Columns, Evaluator
 from breakeven.optimizer.front import MAXIMISED, Archive, as_costs
 
 KEPT_ROWS = 1_000_000
@@ -66,7 +66,7 @@ def exhaustive(evaluator: Evaluator, found: Found, rank_by: str, progress: Progr
     """Evaluate every candidate of the space, a block at a time; one block computes while another is merged."""
     total = evaluator.space.size
     pending = None
-    for ids in [*evaluator.space.blocks(BLOCK), None]:
+    for ids in [*evaluator.space.blocks(evaluator.block), None]:
         started = None if ids is None else evaluator.start(ids)
         if pending is not None:
             columns = evaluator.finish(pending)

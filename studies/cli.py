@@ -87,6 +87,7 @@ def _draw(folder: Path) -> None:
 
     from breakeven.studies.deployment_file import read_record
     from breakeven.studies.plots import pareto
+    from breakeven.studies.result import records
 
     record = read_record(folder)
     try:
@@ -98,7 +99,7 @@ def _draw(folder: Path) -> None:
     pair = ("cost_per_hour_usd", "slo_attainment")
     if not set(pair) <= set(objectives):
         pair = (objectives[0], objectives[1])
-    best = families.iloc[0] if len(families) else None
+    best = records(families)[0] if len(families) else None
     pareto(evaluations, best, record, folder / "pareto.png", pair)
 
 

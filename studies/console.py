@@ -13,7 +13,7 @@ from rich.table import Table
 
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.studies.explain import Explanation
-from breakeven.studies.result import Result
+from breakeven.studies.result import Result, Row, records
 
 SHOWN_ROWS = 16
 WIDE = 130
@@ -76,7 +76,7 @@ def _table(frame: pd.DataFrame, title: str, also: tuple[str, ...], width: int) -
     for name, heading, _ in columns:
         words = name in ("deployment", "topology", "kv")
         out.add_column(heading, justify="left" if words else "right", no_wrap=name != "deployment")
-    for index, row in frame.iterrows():
+    for index, row in zip(frame.index, records(frame), strict=True):
         out.add_row(str(index), *[form(row[name]) for name, _, form in columns])
     return out
 
@@ -96,7 +96,7 @@ def _thinned(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.iloc[kept]
 
 
-def _family(row: pd.Series) -> str:
+def _family(row: Row) -> str:
     return "split" if len(TOPOLOGIES[row["topology"]].pools) > 1 else "joint"
 
 
@@ -113,8 +113,7 @@ def decision(result: Result) -> list[str]:
         + (f". Unverified: {best['unverified']}." if best["unverified"] else ".")
     ]
     kinds = {
-        kind: next((r for _, r in result.families.iterrows() if _family(r) == kind), None)
-        for kind in ("split", "joint")
+        kind: next((r for r in records(result.families) if _family(r) == kind), None) for kind in ("split", "joint")
     }
     split, joint = kinds["split"], kinds["joint"]
     if split is not None and joint is not None:
@@ -126,7 +125,7 @@ def decision(result: Result) -> list[str]:
             f"{ratio:.2f} times what the best shared pool ({joint['topology']}) {what}."
         )
     elif split is not None or joint is not None:
-        names = {row["topology"] for row in result.families.to_dict("records")}
+        names = {row["topology"] for row in records(result.families)}
         missing = [f.topology.name for f in result.study.space.families if f.topology.name not in names]
         if missing:
             lines.append(f"No {' or '.join(missing)} deployment in the space meets the target.")

@@ -140,7 +140,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     path = folder / RECORD
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        record["study"]["name"], record["file"]
+        _ = record["study"]["name"], record["file"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
             "folder", str(folder), "the output folder of `breakeven run` (study.json is missing or broken)"

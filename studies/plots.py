@@ -32,18 +32,22 @@ MAX_DOTS = 4000
 
 
 def pareto(
-    evaluations: pd.DataFrame, best: pd.Series | None, record: dict[str, Any], path: Path, objectives: tuple[str, str]
+    evaluations: pd.DataFrame,
+    best: dict[str, Any] | None,
+    record: dict[str, Any],
+    path: Path,
+    objectives: tuple[str, str],
 ) -> None:
     """Write the picture of a run: candidates as dots, each family's own front as a line, the cheapest marked."""
     x, y = objectives
-    frame = evaluations[evaluations["feasible"] & (evaluations["slo_attainment"] > _LOWEST)]
+    frame = evaluations.loc[evaluations["feasible"] & (evaluations["slo_attainment"] > _LOWEST)]
     families = [str(name) for name in dict.fromkeys(frame["topology"].astype(str))]
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
         figure, axes = plt.subplots(figsize=(10, 6.2), layout="constrained")
         colours = dict(zip(families, sns.color_palette("colorblind", len(families)), strict=True))
         _dots(axes, frame, x, y, colours)
         for name in families:
-            _family_front(axes, frame[frame["topology"].astype(str) == name], x, y, name, colours[name])
+            _family_front(axes, frame.loc[frame["topology"].astype(str) == name], x, y, name, colours[name])
         _target(axes, y, float(record["target"]))
         _scales(axes, frame, x, y)
         if best is not None:
@@ -111,7 +115,7 @@ def _scales(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.minorticks_on()
         axes.yaxis.set_tick_params(which="minor", left=False)
-        top = float(frame[y].clip(upper=_TICKS[-1]).max()) if len(frame) else 0.99
+        top = min(float(frame[y].to_numpy(float).max()), _TICKS[-1]) if len(frame) else 0.99
         axes.set_ylim(_LOWEST, min(1.0 - 0.5 * (1.0 - max(top, 0.97)), 0.99995))
 
 
@@ -119,7 +123,7 @@ def _leading(value: float) -> int:
     return round(value / 10.0 ** np.floor(np.log10(value))) if value > 0 else 0
 
 
-def _mark(axes: Axes, best: pd.Series, x: str, y: str) -> None:
+def _mark(axes: Axes, best: dict[str, Any], x: str, y: str) -> None:
     value = min(float(best[y]), _TICKS[-1]) if y == "slo_attainment" else float(best[y])
     axes.plot(float(best[x]), value, "*", color="black", markersize=18, markeredgecolor="white", zorder=5)
     axes.annotate(

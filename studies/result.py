@@ -23,8 +23,15 @@ RECORD = "study.json"
 
 _FLAGS = ("excess_", "doubt_")
 
+Row = dict[str, Any]
 
-def describe(row: pd.Series) -> str:
+
+def records(frame: pd.DataFrame) -> list[Row]:
+    """The rows of a frame as plain mappings."""
+    return [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
+
+
+def describe(row: Row) -> str:
     """A deployment in a few words: `3 x h200-sxm TP4 + 2 x b200-sxm TP2`."""
 
     def pool(phase: str) -> str:
@@ -46,9 +53,9 @@ def table(evaluator: Evaluator, ids: np.ndarray) -> pd.DataFrame:
     """Choices, metrics, percentiles and doubts of candidates, one row each."""
     columns = evaluator(ids)
     frame = evaluator.space.frame(ids)
-    frame.insert(1, "deployment", frame.apply(describe, axis=1))
+    frame.insert(1, "deployment", [describe(row) for row in records(frame)])
     metrics = {k: v for k, v in columns.items() if not k.startswith(_FLAGS) and k != "candidate"}
-    metrics |= evaluator.percentiles(ids)
+    metrics |= evaluator.percentiles(ids, columns["sessions_per_second"])
     frame = frame.assign(**metrics)
     for phase, pool_share in _pool_costs(evaluator, frame).items():
         frame[f"idle_cost_{phase}_usd_per_hour"] = pool_share * (1.0 - frame[f"utilization_{phase}"]).clip(0.0, 1.0)
@@ -59,17 +66,13 @@ def table(evaluator: Evaluator, ids: np.ndarray) -> pd.DataFrame:
 
 def _pool_costs(evaluator: Evaluator, frame: pd.DataFrame) -> dict[str, pd.Series]:
     """Cost per hour of the prefill and of the decode pool; a shared pool counts once, as decode."""
-    prices = dict(
-        zip(
-            evaluator.space.names.accelerator_ids,
-            np.asarray(evaluator.catalog.hardware.usd_per_hour, float),
-            strict=True,
-        )
-    )
+    usd_per_hour = np.asarray(evaluator.catalog.hardware.usd_per_hour, float)
+    kinds = list(evaluator.space.names.accelerator_ids)
     costs = {}
     for phase in ("prefill", "decode"):
         ranks = [f"{phase}_{name}" for name in ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel")]
-        costs[phase] = frame[ranks].prod(axis=1) * frame[f"{phase}_accelerator"].map(prices).astype(float)
+        price = usd_per_hour[[kinds.index(name) for name in frame[f"{phase}_accelerator"]]]
+        costs[phase] = frame[ranks].prod(axis=1) * price
     costs["prefill"] = costs["prefill"].where(frame["link"] != "", 0.0)
     return costs
 
@@ -89,9 +92,9 @@ class Result:
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def best(self) -> pd.Series | None:
+    def best(self) -> Row | None:
         """The cheapest deployment that meets the target (for `load: max` the one that carries most), or None."""
-        return self.families.iloc[0] if len(self.families) else None
+        return records(self.families.iloc[:1])[0] if len(self.families) else None
 
     @property
     def rank_by(self) -> str:
@@ -122,7 +125,7 @@ class Result:
         self._evaluations().to_parquet(folder / EVALUATIONS, index=False)
         best = self.best
         if best is not None:
-            (folder / BEST).write_text(deployment_yaml(self.study, best.to_dict()), encoding="utf-8")
+            (folder / BEST).write_text(deployment_yaml(self.study, best), encoding="utf-8")
         else:
             (folder / BEST).unlink(missing_ok=True)
         (folder / RECORD).write_text(json.dumps(self.record(), indent=2, default=str), encoding="utf-8")
@@ -139,8 +142,9 @@ class Result:
         frame["unverified"] = doubts(columns)
         for name in ("reason", "unverified"):
             frame[name] = frame[name].astype("category")
-        always = pd.concat([self.front, self.families])[list(frame.columns)]
-        missing = always[~always["candidate"].isin(columns["candidate"])].drop_duplicates("candidate")
+        always = pd.concat([self.front, self.families]).loc[:, list(frame.columns)]
+        missing = always.loc[~np.isin(always["candidate"].to_numpy(), columns["candidate"])]
+        missing = missing.loc[~missing["candidate"].duplicated()]
         return pd.concat([frame, missing]) if len(missing) else frame
 
     def record(self) -> dict[str, Any]:
@@ -158,7 +162,7 @@ class Result:
             "interrupted": self.interrupted,
             "objectives": list(self.found.objectives),
             "target": study.written.slo.target,
-            "best": None if best is None else _plain(best.to_dict()),
+            "best": None if best is None else _plain(best),
             "versions": {name: version(name) for name in ("breakeven", "jax", "numpy", "optuna", "pandas")}
             | {"python": platform.python_version()},
             "study": anchored(study.data, study.file),

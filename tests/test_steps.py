@@ -2,11 +2,10 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from breakeven.models.llm import LLM, llms
 from breakeven.models.performance import performance
@@ -78,7 +77,7 @@ def test_one_rank_reduces_nothing(one):
 
 
 def test_an_all_reduce_moves_the_ring_volume(one):
-    """Two a layer... in all 2 x 80 x 2 (8-1)/8 x 8192 x 2 bytes a token over 450 GB/s x 0.44."""
+    """Two in each of 80 layers: 2 x 80 x 2 (8-1)/8 x 8192 x 2 bytes a token over 450 GB/s x 0.44."""
     found = step(*one(tensor_parallel=8, pipeline_parallel=1), batch=100.0)
     moved = 100 * 2 * 80 * 2 * 7 / 8 * 8192 * 2
     assert float(found.collective_s[0]) == pytest.approx(moved / (450e9 * 0.44), rel=1e-4)
@@ -101,7 +100,7 @@ def test_beyond_the_scale_up_domain_ranks_share_the_host_link_then_the_nic(one):
 
 @pytest.mark.parametrize(("name", "ranks", "shards"), [("llama-3.1-70b", 4, 4), ("llama-3.1-70b", 16, 8)])
 def test_tensor_parallelism_splits_at_most_every_kv_head(one, name, ranks, shards):
-    resolved, study = one(f"llm={name}", accelerators="trainium2", tensor_parallel=ranks)
+    resolved, study = one(f"llm={name}", "prices.own.trainium2=2", accelerators="trainium2", tensor_parallel=ranks)
     assert float(kv_shards(resolved.decode_attention, study.catalog.llm)[0]) == shards
 
 
@@ -133,8 +132,8 @@ def test_a_dense_model_has_no_expert_time(one):
 FASTER = ("memory_bandwidth_bytes_per_s", "bf16_flops_per_s", "scaleup_bytes_per_s")
 
 
-@settings(max_examples=6, deadline=None)
-@given(st.sampled_from(FASTER), st.floats(1.05, 4.0))
+@pytest.mark.parametrize("factor", [1.02, 3.0])
+@pytest.mark.parametrize("name", FASTER)
 def test_faster_hardware_never_makes_a_step_slower(study, deployment, compiled, name, factor):
     """More bandwidth or peak: no decode step at a fixed batch and no prefill takes longer, on any candidate."""
     hardware = study.catalog.hardware
@@ -150,7 +149,6 @@ def test_faster_hardware_never_makes_a_step_slower(study, deployment, compiled, 
 @pytest.fixture(scope="module")
 def compiled(study):
     """(mean prefill latency, decode step of 8 sequences) of a batch of deployments on a catalogue."""
-    import jax
 
     @jax.jit
     def both(deployment, catalog):

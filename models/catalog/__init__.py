@@ -14,4 +14,4 @@ def table(name: str) -> dict[str, Any]:
 
 def text(file_name: str) -> str:
     """The text of a data file of this package."""
-    return resources.files(__package__).joinpath(file_name).read_text(encoding="utf-8")
+    return resources.files("breakeven.models.catalog").joinpath(file_name).read_text(encoding="utf-8")

@@ -1,0 +1,145 @@
+"""Solving the fixed point: damped iteration for an open load, bisection on the rate for a closed population.
+
+Derivatives are taken implicitly, at the solution: with x = F(x, p), dx = (I - F_x)^-1 F_p dp. The loop itself is
+never differentiated.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from breakeven.models.llm import LLM
+from breakeven.models.operating_point import (
+    Pools,
+    State,
+    decode_step_at,
+    operating_point,
+    sessions_in_progress,
+)
+from breakeven.models.workload import Workload
+
+ITERATIONS = 14
+BISECTIONS = 22
+TRIAL_ITERATIONS = 7
+
+
+class Closed(NamedTuple):
+    """A closed population at its throughput: the session rate it drives, and the state it settles in."""
+
+    session_rate: Array
+    state: State
+
+
+def _next(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array) -> State:
+    return operating_point(state, pools, workload, llm, rate, seen).state
+
+
+def _damped(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array) -> State:
+    new = _next(state, pools, workload, llm, rate, seen)
+    return State(*(0.5 * (a + b) for a, b in zip(state, new, strict=True)))
+
+
+def _start(miss: Array) -> State:
+    one = jnp.ones_like(miss)
+    return State(one, miss, 0.5 * one, one)
+
+
+def _gain(state: State, inputs: tuple[Any, ...]) -> Array:
+    """(I - F_x), shape (n, 4, 4), at the solution."""
+    columns = []
+    for k in range(len(state)):
+        direction = State(*(jnp.ones_like(x) if i == k else jnp.zeros_like(x) for i, x in enumerate(state)))
+        _, change = jax.jvp(lambda x: _next(x, *inputs), (state,), (direction,))
+        columns.append(jnp.stack(change, -1))
+    return jnp.eye(len(state)) - jnp.stack(columns, -1)
+
+
+def _solve(gain: Array, right: State) -> State:
+    solution = jnp.linalg.solve(gain, jnp.stack(right, -1)[..., None])[..., 0]
+    return State(*jnp.moveaxis(solution, -1, 0))
+
+
+@jax.custom_jvp
+def settle(pools: Pools, workload: Workload, llm: LLM, session_rate: Array, miss: Array) -> State:
+    """The fixed point of an open system, from a start at share `miss` of evicted prefixes."""
+    one = jnp.ones_like(miss)
+
+    def body(_: int, state: State) -> State:
+        return _damped(state, pools, workload, llm, session_rate, one)
+
+    return lax.fori_loop(0, ITERATIONS, body, _start(miss))
+
+
+@settle.defjvp
+def _settle_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[State, State]:
+    state = settle(*primals)
+    inputs, seen = primals[:-1], jnp.ones_like(primals[-1])
+
+    def following(pools: Pools, workload: Workload, llm: LLM, rate: Array) -> State:
+        return _next(state, pools, workload, llm, rate, seen)
+
+    _, push = jax.jvp(following, inputs, tangents[:-1])
+    return state, _solve(_gain(state, (*inputs, seen)), push)
+
+
+@jax.custom_jvp
+def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array, miss: Array) -> Closed:
+    """The session rate at which `sessions` are in progress: N = rate x session time, by bisection.
+
+    Saturated rates count as too many sessions, so the search stays below saturation.
+    """
+    seen = _seen(sessions)
+    first_s = pools.prefill_latency_s + workload.mean_steps * (
+        decode_step_at(pools, llm, jnp.ones_like(miss), workload.decode_context).total_s
+    )
+    calls, thinks = workload.calls_per_session, workload.calls_per_session - 1.0
+    high = sessions / (thinks * workload.gap_mean_s + calls * 0.5 * first_s)
+
+    def settled(state: State, rate: Array, iterations: int) -> State:
+        return lax.fori_loop(0, iterations, lambda _, x: _damped(x, pools, workload, llm, rate, seen), state)
+
+    def body(_: int, carry: tuple[Array, Array, State]) -> tuple[Array, Array, State]:
+        # Each trial starts from the state of the highest rate known to be too low: never from an overloaded one,
+        # whose evicted cache could hold a lower rate down.
+        low, high, state = carry
+        rate = 0.5 * (low + high)
+        trial = settled(state, rate, TRIAL_ITERATIONS)
+        few = sessions_in_progress(trial, pools, workload, llm, rate, seen) < sessions
+        state = State(*(jnp.where(few, a, b) for a, b in zip(trial, state, strict=True)))
+        return jnp.where(few, rate, low), jnp.where(few, high, rate), state
+
+    low, high, state = lax.fori_loop(0, BISECTIONS, body, (jnp.zeros_like(high), high, _start(miss)))
+    rate = 0.5 * (low + high)
+    return Closed(rate, settled(state, rate, ITERATIONS))
+
+
+def _seen(sessions: Array) -> Array:
+    """Share of the population that one of its members sees (arrival theorem)."""
+    return jnp.maximum(1.0 - 1.0 / sessions, 0.0)
+
+
+@settle_closed.defjvp
+def _settle_closed_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Closed, Closed]:
+    closed = settle_closed(*primals)
+    rate, state = closed
+    pools, workload, llm, sessions, _ = primals
+    seen = _seen(sessions)
+    fixed, moved = (pools, workload, llm, sessions), tuple(tangents[:4])
+
+    def both(x: State, r: Array, p: Pools, w: Workload, m: LLM, n: Array) -> tuple[State, Array]:
+        share = _seen(n)
+        return _next(x, p, w, m, r, share), sessions_in_progress(x, p, w, m, r, share) - n
+
+    _, (push, miss_n) = jax.jvp(lambda *given: both(state, rate, *given), fixed, moved)
+    _, (by_rate, rate_n) = jax.jvp(lambda r: both(state, r, *fixed), (rate,), (jnp.ones_like(rate),))
+    gain = _gain(state, (pools, workload, llm, rate, seen))
+    a, b = _solve(gain, push), _solve(gain, by_rate)
+
+    def count(direction: State) -> Array:
+        return jax.jvp(lambda x: both(x, rate, *fixed)[1], (state,), (direction,))[1]
+
+    d_rate = -(miss_n + count(a)) / (rate_n + count(b))
+    d_state = State(*(x + d_rate * y for x, y in zip(a, b, strict=True)))
+    return closed, Closed(d_rate, d_state)
