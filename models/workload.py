@@ -6,6 +6,7 @@ traced code and another one does not recompile. Tokens and seconds.
 
 import functools
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import numpy as np
