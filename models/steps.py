@@ -67,7 +67,7 @@ def collective_bytes_per_s(hw: Hardware, ranks: Array) -> Array:
     """
     mesh = jnp.minimum(hw.scaleup_bytes_per_s, jnp.maximum(ranks - 1.0, 1.0) * hw.scaleup_pair_bytes_per_s)
     outside = jnp.where(ranks <= hw.per_instance, hw.host_bytes_per_s, hw.nic_bytes_per_s)
-    return jnp.where(ranks <= hw.scaleup_domain, mesh, outside)
+    return jnp.maximum(jnp.where(ranks <= hw.scaleup_domain, mesh, outside), 1.0)  # a lone accelerator has none
 
 
 def kv_shards(stage: ResolvedStage, llm: LLM) -> Array:

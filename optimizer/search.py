@@ -9,6 +9,7 @@ from breakeven.optimizer.evaluator import REASONS, Columns, Evaluator
 from breakeven.optimizer.front import MAXIMISED, Archive, as_costs
 
 KEPT_ROWS = 1_000_000
+METRICS = ("ttft", "tpot", "call", "session")
 
 Progress = Callable[[int, int], None]
 
@@ -23,6 +24,7 @@ class Found:
     nearest: dict[str, float] = field(default_factory=dict)  # limit -> smallest excess of those it stops
     stopped: dict[str, int] = field(default_factory=dict)  # limit -> candidates whose first broken limit it is
     highest_attainment: float = 0.0
+    alone: dict[str, tuple[float, float]] = field(default_factory=dict)  # metric -> (best share in time, lowest mean)
     evaluated: int = 0
     feasible: int = 0
     kept: list[Columns] = field(default_factory=list)
@@ -35,12 +37,20 @@ class Found:
         self.feasible += int(ok.sum())
         shown = ok & (columns["slo_attainment"] > 0.0)
         self.archive.add(ids[shown], as_costs({k: columns[k][shown] for k in self.objectives}, self.objectives))
-        if shown.any():
-            self.highest_attainment = max(self.highest_attainment, float(columns["slo_attainment"][shown].max()))
+        if ok.any():
+            self._add_reach(columns, ok)
         self._add_best(columns, family, rank_by)
         self._add_reasons(columns)
         if self.evaluated <= KEPT_ROWS:
             self.kept.append(columns)
+
+    def _add_reach(self, columns: Columns, ok: np.ndarray) -> None:
+        """How far feasible candidates get: the joint attainment, and each latency alone."""
+        self.highest_attainment = max(self.highest_attainment, float(columns["slo_attainment"][ok].max()))
+        for name in METRICS:
+            share, mean = self.alone.get(name, (0.0, np.inf))
+            share = max(share, float(columns[f"{name}_attainment"][ok].max()))
+            self.alone[name] = (share, min(mean, float(columns[f"{name}_mean_s"][ok].min())))
 
     def _add_best(self, columns: Columns, family: np.ndarray, rank_by: str) -> None:
         meets, sign = columns["meets_slo"], -1.0 if rank_by in MAXIMISED else 1.0

@@ -52,7 +52,10 @@ def pareto(
         _scales(axes, frame, x, y)
         if best is not None:
             _mark(axes, best, x, y)
-        axes.legend(loc="lower right", title="topology, its own front", frameon=True)
+        if families:
+            axes.legend(loc="lower right", title="topology, its own front", frameon=True)
+        else:
+            axes.text(0.5, 0.5, "no feasible candidate serves any call in time", transform=axes.transAxes, ha="center")
         resolved, searched = record["resolved"], record["candidates_evaluated"]
         workload = resolved["workload"]["name"]
         axes.set_title(f"{record['study']['name']}: {workload} on {resolved['llm']['name']}", loc="left", weight="bold")

@@ -103,14 +103,15 @@ class Result:
     def why_not(self) -> str:
         """In one line, why nothing meets the target: which constraint binds, and by how much."""
         slo, found = self.study.written.slo, self.found
-        if found.feasible and found.highest_attainment > 0.0:
-            part = f"SLO attainment binds: the best of {found.feasible:,} feasible candidates reaches "
+        if found.feasible:
+            bounds = {name: getattr(slo, f"{name}_s") for name in found.alone}
+            hardest = min((name for name in bounds if bounds[name] is not None), key=lambda name: found.alone[name][0])
+            share, mean = found.alone[hardest]
             return (
-                part
-                + f"{found.highest_attainment:.4f} of the target {slo.target:g}, and the fractions of single bounds"
+                f"SLO attainment binds: the best of {found.feasible:,} feasible candidates reaches "
+                f"{found.highest_attainment:.4f}; hardest alone is {hardest}_s, met by at most {share:.2%}, "
+                f"with a mean of {mean:.3g} s at best"
             )
-        if not found.stopped:
-            return "no candidate was feasible"
         name = max(found.stopped, key=lambda key: found.stopped[key])
         return (
             f"{REASONS[name]} binds for {found.stopped[name]:,} of {found.evaluated:,} candidates; "

@@ -5,7 +5,7 @@ and KV precisions, batches of `SMALL` candidates, and an SLO with every bound.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from breakeven.models.deployment import Deployment
 from breakeven.models.serving import evaluate
 from breakeven.models.tables import Resolved, resolve
+from breakeven.optimizer import evaluator
 from breakeven.optimizer.evaluator import SMALL
 from breakeven.studies.schema import set_path
 from breakeven.studies.study import Study
@@ -70,6 +71,14 @@ def one(make_study: MakeStudy) -> Callable[..., tuple[Resolved, Study]]:
         return resolve(made.space.deployment(np.array([0])), made.catalog), made
 
     return build
+
+
+@pytest.fixture(scope="module")
+def small_blocks() -> Iterator[None]:
+    """Evaluators of large spaces use the batch that is compiled already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluator, "BLOCK", evaluator.SMALL)
+        yield
 
 
 def draw(study: Study, n: int, seed: int) -> np.ndarray:

@@ -93,22 +93,23 @@ def test_sessions_meet_all_calls_less_often_than_calls_do(study, latency):
     assert (np.asarray(sessions.slo) <= np.asarray(calls.slo) + 1e-6).all()
 
 
-def test_a_call_bound_that_binds_nothing_changes_nothing(study, latency):
-    unbounded = dataclasses.replace(study.slo, call=Bound(jnp.float32(1e9), jnp.float32(0.0)))
-    found = score(latency, unbounded)
-    product = np.asarray(found.ttft) * np.asarray(found.tpot)
-    assert np.asarray(found.calls) == pytest.approx(product, abs=0.02)
+def test_a_call_bound_that_binds_nothing_leaves_the_other_two(study, latency):
+    """TPOT is then integrated with 3 Gauss points: never above the product of the two, rarely 0.1 below it."""
+    found = score(latency, dataclasses.replace(study.slo, call=Bound(jnp.float32(1e9), jnp.float32(0.0))))
+    missing = np.asarray(found.ttft) * np.asarray(found.tpot) - np.asarray(found.calls)
+    assert missing.min() > -0.02 and missing.max() < 0.2
+    assert np.mean(missing > 0.1) < 0.02 and abs(missing.mean()) < 0.01
 
 
 @pytest.mark.parametrize("name", ["ttft", "session"])
 def test_mean_is_the_integral_of_the_survival(latency, name):
-    """Within 3 %: TTFT from waits and prefill nodes, a session's time from calls and gaps."""
+    """Within 5 %: TTFT from waits and prefill nodes, a session's time from calls and gaps."""
     calls = float(jnp.sum(latency.session_weight * latency.session_calls))
     session = calls * latency.call_mean_s + (calls - 1.0) * latency.gap_mean_s
     mean = np.asarray(latency.ttft_mean_s if name == "ttft" else session)
     grid = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 600)])  # in means
     late = 1.0 - curve(latency, name, grid, mean)
-    assert np.trapezoid(late, grid, axis=0) == pytest.approx(1.0, rel=0.03)
+    assert np.trapezoid(late, grid, axis=0) == pytest.approx(1.0, rel=0.05)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.95])

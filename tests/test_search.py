@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakeven.optimizer import search
 from breakeven.optimizer.evaluator import SMALL
 from breakeven.optimizer.front import Archive, as_costs, hypervolume, non_dominated
 from breakeven.optimizer.optuna_search import Encoding, optuna_search
 from breakeven.optimizer.search import Found, exhaustive
 
 COST = "cost_per_hour_usd"
+pytestmark = pytest.mark.usefixtures("small_blocks")
 OBJECTIVES = (COST, "slo_attainment")
 
 
@@ -71,8 +71,10 @@ def test_hypervolume_of_two_boxes():
 
 @pytest.fixture(scope="module")
 def small(make_study):
-    """A study of a few thousand candidates."""
+    """A study of 3,720 candidates: eight blocks."""
     return make_study(
+        "space.prefill.weights=fp8",
+        "space.decode.weights=fp8",
         topologies=["colocated", "pd"],
         pipeline_parallel=1,
         tensor_parallel=[4, 8],
@@ -92,10 +94,7 @@ def everything(small):
 
 @pytest.fixture(scope="module")
 def searched(small):
-    """The exhaustive search in blocks of the batch that is compiled already."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "BLOCK", SMALL)
-        return exhaustive(small.evaluator(), Found(OBJECTIVES), COST, silent)
+    return exhaustive(small.evaluator(), Found(OBJECTIVES), COST, silent)
 
 
 def test_the_exhaustive_front_is_that_of_brute_force(everything, searched):
