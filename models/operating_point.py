@@ -42,6 +42,7 @@ class Pools:
     decode_memory: Memory
     prefill_replicas: Array
     decode_replicas: Array
+    prefill_ways: Array  # prefills one engine works on at once: pipeline stages x data-parallel ranks
     pipeline_parallel: Array  # of decode
     data_parallel: Array
     token_budget: Array
@@ -142,6 +143,17 @@ def _stretch(pools: Pools, state: State, service_s: Array, chunks: Array, margin
     return jnp.where(pools.chunked > 0.5, riding, batched), chunks
 
 
+def _unequal_parts(pools: Pools, load: Array) -> Array:
+    """Stretch of prefill where micro-batches or ranks with prefill make those without it wait (joint pools).
+
+    w micro-batches in flight take the time of the longest: one that alone carries a prefill holds all w of them, and
+    only when all carry one is nothing lost. With x = w load the work of whole passes and each other one busy with
+    probability rho, rho = (x / w) (1 + (w - 1)(1 - rho)), hence rho = x / (1 + x (1 - 1/w)) in place of x / w.
+    """
+    ways = pools.prefill_ways
+    return jnp.where(pools.shared > 0.5, ways / (1.0 + load * (ways - 1.0)), 1.0)
+
+
 def operating_point(
     state: State, pools: Pools, workload: Workload, llm: LLM, session_rate: Array, seen: Array
 ) -> OperatingPoint:
@@ -158,7 +170,7 @@ def operating_point(
     alone = pools.resident.mixed(pools.missed, state.miss)
     chunks = pools.resident_chunks + state.miss * (pools.missed_chunks - pools.resident_chunks)
     stretch, chunks = _stretch(pools, state, alone.first, chunks, marginal_s)
-    service = alone.scaled(stretch)
+    service = alone.scaled(stretch * _unequal_parts(pools, prefill_rate * alone.first * stretch))
     prefill_utilization = prefill_rate * service.first
 
     share = jnp.minimum(prefill_utilization, HIGHEST) * pools.shared

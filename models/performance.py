@@ -212,6 +212,7 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         decode_memory=pool_memory(resolved, d, llm, engine, workload.decode_context),
         prefill_replicas=p.choice.replicas,
         decode_replicas=d.choice.replicas,
+        prefill_ways=1.0 / occupancy,
         pipeline_parallel=d.choice.pipeline_parallel,
         data_parallel=d.choice.data_parallel,
         token_budget=budget,

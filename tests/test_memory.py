@@ -1,4 +1,4 @@
-"""What fits, in numbers that can be checked by hand: Llama-3.1-70B, 70.55e9 parameters, 80 layers, 8 KV heads of 128."""
+"""What fits, checked by hand: Llama-3.1-70B has 70.55e9 parameters, 80 layers and 8 KV heads of 128."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +57,7 @@ def test_kv_cache_of_a_latent():
 
 
 def test_windows_hold_no_more_than_their_length():
-    """gpt-oss-120b: 18 full and 18 window layers of 128 tokens, 8 heads of 64: 73,728 bytes, half of it for long ones."""
+    """gpt-oss-120b: 18 full and 18 window layers of 128 tokens, 8 heads of 64: a long sequence keeps half."""
     llm = LLM.from_architecture(llms()["gpt-oss-120b"])
     per_layer = 2 * 8 * 64 * 2
     found = np.asarray(kv_bytes_per_token(llm, 2.0, jnp.array([128.0, 128e3])))
