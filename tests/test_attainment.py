@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.typing import ArrayLike
 
 from breakeven.models.attainment import (
     Bound,
@@ -49,9 +50,9 @@ CDFS = {"ttft": ttft_cdf, "tpot": tpot_cdf, "call": whole_call_cdf, "session": s
 jitted = {name: jax.jit(cdf) for name, cdf in CDFS.items()}
 
 
-def curve(latency, name, grid, unit=1.0):
+def curve(latency, name, grid, unit: ArrayLike = 1.0):
     """The distribution function on a grid of `unit` seconds, (points, n)."""
-    one = unit * jnp.ones_like(latency.token_batch_s)
+    one = jnp.asarray(unit) * jnp.ones_like(latency.token_batch_s)
     return np.stack([np.asarray(jitted[name](latency, float(x) * one)) for x in grid])
 
 

@@ -47,20 +47,20 @@ def test_separate_pools_hold_all_weights_each(one):
 def test_kv_cache_of_llama_70b():
     """2 x 8 heads x 128 x 80 layers x 2 bytes = 327,680 bytes a token, whatever the length."""
     llm = LLM.from_architecture(llms()["llama-3.1-70b"])
-    assert np.asarray(kv_bytes_per_token(llm, 2.0, jnp.array([1.0, 1e5]))).tolist() == [327680.0, 327680.0]
+    assert np.asarray(kv_bytes_per_token(llm, jnp.array(2.0), jnp.array([1.0, 1e5]))).tolist() == [327680.0, 327680.0]
 
 
 def test_kv_cache_of_a_latent():
     """DeepSeek-V3: (512 latent + 64 rotary) x 61 layers x 2 bytes = 70,272 bytes a token."""
     llm = LLM.from_architecture(llms()["deepseek-v3"])
-    assert float(kv_bytes_per_token(llm, 2.0, jnp.array(1.0))) == 70272.0
+    assert float(kv_bytes_per_token(llm, jnp.array(2.0), jnp.array(1.0))) == 70272.0
 
 
 def test_windows_hold_no_more_than_their_length():
     """gpt-oss-120b: 18 full and 18 window layers of 128 tokens, 8 heads of 64: a long sequence keeps half."""
     llm = LLM.from_architecture(llms()["gpt-oss-120b"])
     per_layer = 2 * 8 * 64 * 2
-    found = np.asarray(kv_bytes_per_token(llm, 2.0, jnp.array([128.0, 128e3])))
+    found = np.asarray(kv_bytes_per_token(llm, jnp.array(2.0), jnp.array([128.0, 128e3])))
     assert found == pytest.approx([36 * per_layer, 18 * per_layer * (1 + 1e-3)], rel=1e-6)
 
 

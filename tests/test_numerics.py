@@ -48,7 +48,7 @@ def test_gamma_survival_is_the_incomplete_gamma_function():
 
 @pytest.mark.parametrize(("shapes", "allowed"), [((3.0, 200.0), 0.0025), ((0.5, 3.0), 0.035)])
 def test_gamma_cdf_by_mean_and_variance(shapes, allowed):
-    shape = np.geomspace(*shapes, 40)[:, None]
+    shape = np.geomspace(shapes[0], shapes[1], 40)[:, None]
     x = np.linspace(0.0, 6.0, 500)[None]  # in means
     error = np.asarray(gamma_cdf(x, 1.0, 1.0 / shape)) - stats.gamma.cdf(x, shape, scale=1.0 / shape)
     assert np.abs(error).max() < allowed

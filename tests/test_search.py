@@ -133,7 +133,8 @@ def test_optuna_finds_nine_tenths_of_the_exhaustive_hypervolume(everything, sear
 
 
 def test_the_same_seed_finds_the_same_front(chosen):
-    assert np.array_equal(*[np.sort(each.archive.ids) for each in chosen])
+    first, second = (np.sort(each.archive.ids) for each in chosen)
+    assert np.array_equal(first, second)
 
 
 def test_optuna_parameters_name_every_candidate(study, random_ids):
