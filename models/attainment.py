@@ -10,12 +10,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.scipy.special import ndtri
 
-from breakeven.models.numerics import TINY, gamma_cdf, normal_cdf, ramp
+from breakeven.models.numerics import TINY, gamma_cdf, gamma_quantile, normal_cdf, ramp
 from breakeven.models.queueing import Wait
 
 SMOOTH = 0.02  # bounds are smoothed by this share of the service time, so that attainment has a gradient
-GAUSS = ((-1.7320508, 1.0 / 6.0), (0.0, 2.0 / 3.0), (1.7320508, 1.0 / 6.0))  # 3-point Gauss-Hermite
 
 
 @jax.tree_util.register_dataclass
@@ -44,6 +44,35 @@ class Slo:
     session: Bound | None = None
 
 
+class TokenTime(NamedTuple):
+    """TPOT of a call by output node: a fixed part, a gamma part that moves with the batch, and, with a probability,
+    what prefill in the same pool adds. Shapes (n, O), `batch_s` (n,)."""
+
+    base_s: Array
+    batch_s: Array
+    variance: Array
+    stall_probability: Array
+    stall_s: Array  # given that there is one
+    stall_variance: Array
+
+    @property
+    def mean_s(self) -> Array:
+        return self.base_s + self.batch_s[..., None] + self.stall_probability * self.stall_s
+
+    @property
+    def total_variance(self) -> Array:
+        square = self.stall_probability * (self.stall_variance + self.stall_s**2)
+        return self.variance + square - (self.stall_probability * self.stall_s) ** 2
+
+    def parts(self) -> tuple[tuple[Array, Array, Array], ...]:
+        """(probability, mean of the gamma part, its variance) of calls without and with a stall."""
+        moving = self.batch_s[..., None]
+        smooth = jnp.square(SMOOTH * (self.base_s + moving)) / 3.0
+        plain = 1.0 - self.stall_probability, moving, self.variance + smooth
+        stalled = self.stall_probability, moving + self.stall_s, self.variance + self.stall_variance + smooth
+        return plain, stalled
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Latency:
@@ -52,9 +81,7 @@ class Latency:
     wait: Wait  # everything before and between: queue, batching, admission, link
     prefill_s: Array  # (n, P): prefill, transfer and constants of a call
     prefill_weight: Array  # (n, P)
-    token_s: Array  # (n, O): TPOT that does not vary with the batch
-    token_batch_s: Array  # (n,): mean of the part that does (gamma)
-    token_variance: Array  # (n, O)
+    token: TokenTime
     steps: Array  # (O,): tokens after the first
     output_weight: Array  # (O,)
     session_calls: Array  # (K,)
@@ -72,7 +99,7 @@ class Latency:
     def tpot_mean_s(self) -> Array:
         """Mean over generated tokens, seconds."""
         weight = self.output_weight * self.steps
-        return jnp.sum(weight * self.token_s, -1) / jnp.sum(weight) + self.token_batch_s
+        return jnp.sum(weight * self.token.mean_s, -1) / jnp.sum(weight)
 
 
 class Attainment(NamedTuple):
@@ -109,35 +136,38 @@ def tpot_cdf(latency: Latency, y_s: Array) -> Array:
 
 def _token_cdf(latency: Latency, y_s: Array) -> Array:
     """P(TPOT <= y) per output node, (n, O)."""
-    slack = jnp.asarray(y_s)[..., None] - latency.token_s
-    smooth = jnp.square(SMOOTH * (latency.token_s + latency.token_batch_s[..., None])) / 3.0
-    within = gamma_cdf(slack, latency.token_batch_s[..., None], latency.token_variance + smooth)
+    slack = jnp.asarray(y_s)[..., None] - latency.token.base_s
+    within = sum(share * gamma_cdf(slack, mean, variance) for share, mean, variance in latency.token.parts())
     return jnp.where(latency.steps > 0.5, within, 1.0)
 
 
 def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> Array:
-    """P(TTFT <= ttft, TPOT <= tpot, call time <= call), (n,); infinite bounds bind nothing.
+    """P(TTFT <= ttft, TPOT <= tpot, call time <= call), (n,); a bound of 1e9 binds nothing.
 
-    Sums prefill nodes x output nodes x 3 Gauss points of the TPOT; the wait has an exponential tail here.
+    Sums over prefill nodes, output nodes, and three equally likely values of the TPOT below its bound, without and
+    with a stall; the wait has the tail of one or two exponentials here (Wait.exponentials).
     """
-    mean = latency.token_s + latency.token_batch_s[..., None]
-    sd = jnp.sqrt(jnp.maximum(latency.token_variance, 0.0))
-    rate = 1.0 / (latency.wait.mean_s[..., None] + TINY)
+    wait = jax.tree.map(lambda leaf: leaf[..., None], latency.wait)
     width = _node_width(latency.prefill_s)
-    points = latency.steps.shape[0]
+
+    def served(room_s: Array) -> Array:
+        slack = room_s[..., None] - latency.prefill_s
+        room = jnp.maximum(slack, 0.0)
+        late = wait.probability * sum(share * jnp.exp(-room * rate) for share, rate in wait.exponentials())
+        return jnp.sum(latency.prefill_weight * ramp(slack, 0.0, width) * (1.0 - late), -1)
 
     def body(j: Array, total: Array) -> Array:
-        for z, weight in GAUSS:
-            token = jnp.maximum(mean[..., j] + z * sd[..., j], 0.0)
-            meets = jnp.where(latency.steps[j] > 0.5, ramp(tpot_s, token, SMOOTH * token), 1.0)
-            room = jnp.minimum(ttft_s, call_s - latency.steps[j] * token)
-            slack = room[..., None] - latency.prefill_s
-            late = latency.wait.probability[..., None] * jnp.exp(-jnp.maximum(slack, 0.0) * rate)
-            served = jnp.sum(latency.prefill_weight * ramp(slack, 0.0, width) * (1.0 - late), -1)
-            total = total + weight * latency.output_weight[j] * meets * served
+        base, steps = latency.token.base_s[..., j], latency.steps[j]
+        for share, mean, variance in latency.token.parts():
+            gamma = jnp.broadcast_to(mean, variance.shape)[..., j], variance[..., j]
+            below = jnp.where(steps > 0.5, gamma_cdf(tpot_s - base, *gamma), 1.0)
+            for part in (1.0 / 6.0, 0.5, 5.0 / 6.0):
+                z = ndtri(jnp.clip(below * part, 1e-6, 1.0 - 1e-6))
+                room_s = jnp.minimum(ttft_s, call_s - steps * (base + gamma_quantile(z, *gamma)))
+                total = total + latency.output_weight[j] * share[..., j] * below / 3.0 * served(room_s)
         return total
 
-    return lax.fori_loop(0, points, body, jnp.zeros_like(latency.token_batch_s))
+    return lax.fori_loop(0, latency.steps.shape[0], body, jnp.zeros_like(latency.call_mean_s))
 
 
 def session_cdf(latency: Latency, x_s: Array) -> Array:
@@ -153,7 +183,7 @@ def session_cdf(latency: Latency, x_s: Array) -> Array:
 
 def attain(latency: Latency, slo: Slo) -> Attainment:
     """Share of calls that meet every bound of a call, share of sessions in time, and each bound alone."""
-    one = jnp.ones_like(latency.token_batch_s)
+    one = jnp.ones_like(latency.call_mean_s)
     far = one * 1e9
     ttft_s = far if slo.ttft is None else one * slo.ttft.bound_s
     tpot_s = far if slo.tpot is None else one * slo.tpot.bound_s
@@ -161,7 +191,10 @@ def attain(latency: Latency, slo: Slo) -> Attainment:
     tpot = one if slo.tpot is None else tpot_cdf(latency, tpot_s)
     call = one if slo.call is None else call_cdf(latency, far, far, one * slo.call.bound_s)
     session = one if slo.session is None else session_cdf(latency, one * slo.session.bound_s)
-    calls = ttft * tpot if slo.call is None else call_cdf(latency, ttft_s, tpot_s, one * slo.call.bound_s)
+    calls = ttft * tpot
+    if slo.call is not None:
+        # The exponential tails of the wait must not promise more than its gamma tail does.
+        calls = jnp.minimum(jnp.minimum(call_cdf(latency, ttft_s, tpot_s, one * slo.call.bound_s), calls), call)
     every = jnp.sum(latency.session_weight * calls[..., None] ** latency.session_calls, -1)
     joint = jnp.where(slo.per_session > 0.5, every, calls) * session
     return Attainment(*(jnp.clip(x, 0.0, 1.0) for x in (joint, calls, ttft, tpot, call, session)))
@@ -179,7 +212,7 @@ def shortfall(attainment: Attainment, slo: Slo) -> Array:
 
 def percentile(cdf: object, latency: Latency, share: float, iterations: int = 40) -> Array:
     """The time that `share` of a latency's `cdf(latency, x)` stays below, by bisection on log time, seconds."""
-    low = jnp.full_like(latency.token_batch_s, -14.0)
+    low = jnp.full_like(latency.call_mean_s, -14.0)
     high = jnp.full_like(low, 18.0)
 
     def body(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:

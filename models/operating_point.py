@@ -16,11 +16,12 @@ from jax import Array
 
 from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory
-from breakeven.models.numerics import TINY, table_lookup
-from breakeven.models.queueing import Moments, Wait, queue_wait
+from breakeven.models.numerics import table_lookup
+from breakeven.models.queueing import Moments
 from breakeven.models.steps import Coefficients, StepTime, decode_step
 from breakeven.models.workload import Workload
 
+GAUSS = ((-1.7320508, 1.0 / 6.0), (0.0, 2.0 / 3.0), (1.7320508, 1.0 / 6.0))  # 3-point Gauss-Hermite
 HIGHEST = 0.98  # utilizations are held below this inside the fixed point; the true ones decide saturation
 
 
@@ -52,6 +53,8 @@ class Pools:
     prefill_balanced: Array  # 1.0: least loaded replica; 0.0: the session's own
     decode_balanced: Array
     transfer_s: Array  # mean KV transfer of a call
+    transfer_s2: Array  # its second moment
+    request_s: Array  # what the engine adds to every call
 
 
 class State(NamedTuple):
@@ -70,8 +73,10 @@ class OperatingPoint(NamedTuple):
     prefill_rate: Array  # calls per second and engine
     decode_rate: Array
     service: Moments  # occupancy of one call's prefill, misses and batching included
+    stall: Moments  # time that one call's prefill keeps the decode of its pool from going on
     stretch: Array  # prefill time over its time alone and unbatched
     prefill_utilization: Array
+    prefill_share: Array  # share of time that prefill takes from the decode of its pool
     fixed_s: Array  # decode step a + b B near the operating batch
     marginal_s: Array
     step_s: Array  # step time at the batch a request sees
@@ -126,32 +131,39 @@ def cache_miss(pools: Pools, workload: Workload, session_rate: Array, active_tok
     The memory left per session rate is the only number the tabulated curve needs (workload.cache_miss). A call
     that may go to any replica finds its session on the right one with probability 1 / replicas.
     """
-    free = pools.prefill_memory.capacity_tokens - workload.shared_prefix_tokens - active_tokens
-    work = jnp.log(jnp.maximum(free, 1.0) * pools.prefill_replicas / session_rate)
-    kept = 1.0 - table_lookup(workload.cache_work, workload.cache_miss, work)
+    free = jnp.maximum(pools.prefill_memory.capacity_tokens - workload.shared_prefix_tokens - active_tokens, 1.0)
+    work = jnp.log(free * pools.prefill_replicas / session_rate)
+    # The room that few large sessions leave fluctuates: its CV is that of a Poisson number of them.
+    spread = jnp.minimum(jnp.sqrt(workload.mean_prompt2 / workload.mean_prompt**2 * workload.idle_tokens / free), 0.5)
+    kept = 1.0 - sum(
+        weight * table_lookup(workload.cache_work, workload.cache_miss, work + z * spread) for z, weight in GAUSS
+    )
     kept = kept / jnp.where(pools.prefill_balanced > 0.5, pools.prefill_replicas, 1.0)
     return jnp.where(workload.calls_per_session > 1.0, 1.0 - kept, 0.0)
 
 
 def _stretch(pools: Pools, state: State, service_s: Array, chunks: Array, marginal_s: Array) -> tuple[Array, Array]:
     """(stretch of prefill time, chunks per call) by batching of prefills, or by the decodes that ride in chunks."""
-    floor = jnp.clip(1.0 - pools.marginal_s / pools.prefill_latency_s, 0.0, 1.0)
+    # Weight traffic and launches are what mates share: as large for a call that lost its prefix, so a smaller part.
+    alone_s = pools.resident.first * pools.prefill_ways
+    floor = jnp.clip(1.0 - pools.marginal_s / alone_s, 0.0, 1.0) * pools.resident.first / service_s
     batched = 1.0 - floor * (1.0 - 1.0 / state.mates)
     left = jnp.maximum(pools.token_budget - state.batch, 0.1 * pools.token_budget)
     chunks = 1.0 + (chunks - 1.0) * pools.token_budget / left
-    riding = 1.0 + chunks * marginal_s * state.batch / service_s
+    riding = 1.0 + chunks * marginal_s * state.batch / (service_s * pools.prefill_ways)
     return jnp.where(pools.chunked > 0.5, riding, batched), chunks
 
 
-def _unequal_parts(pools: Pools, load: Array) -> Array:
-    """Stretch of prefill where micro-batches or ranks with prefill make those without it wait (joint pools).
+def _held_parts(pools: Pools, utilization: Array) -> Array:
+    """How much longer prefill holds decode up than it occupies its engine, where the engine works on w parts at once.
 
-    w micro-batches in flight take the time of the longest: one that alone carries a prefill holds all w of them, and
-    only when all carry one is nothing lost. With x = w load the work of whole passes and each other one busy with
-    probability rho, rho = (x / w) (1 + (w - 1)(1 - rho)), hence rho = x / (1 + x (1 - 1/w)) in place of x / w.
+    w micro-batches (or data-parallel ranks) go round in the time of the longest: one that alone carries a prefill
+    holds up all of them, and only when all carry one is nothing lost. With rho = x / w the utilization by prefill and
+    each other part busy with the probability sought, share = (x / w) (1 + (w - 1)(1 - share)), hence the factor
+    share / rho = w / (1 + (w - 1) rho).
     """
     ways = pools.prefill_ways
-    return jnp.where(pools.shared > 0.5, ways / (1.0 + load * (ways - 1.0)), 1.0)
+    return ways / (1.0 + utilization * (ways - 1.0))
 
 
 def operating_point(
@@ -170,15 +182,15 @@ def operating_point(
     alone = pools.resident.mixed(pools.missed, state.miss)
     chunks = pools.resident_chunks + state.miss * (pools.missed_chunks - pools.resident_chunks)
     stretch, chunks = _stretch(pools, state, alone.first, chunks, marginal_s)
-    service = alone.scaled(stretch * _unequal_parts(pools, prefill_rate * alone.first * stretch))
+    service = alone.scaled(stretch)
     prefill_utilization = prefill_rate * service.first
 
-    share = jnp.minimum(prefill_utilization, HIGHEST) * pools.shared
-    idle = 1.0 - share
-    chunk_step_s = service.first / chunks
+    stall = service.scaled(_held_parts(pools, jnp.minimum(prefill_utilization, HIGHEST)))
+    share = jnp.minimum(prefill_rate * stall.first, HIGHEST) * pools.shared
+    chunk_step_s = service.first * pools.prefill_ways / chunks
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
-    slowdown = 1.0 / (idle + chunk_rate * step_s)
-    delay_s, mates = _prefill_bursts(pools, service, prefill_rate, share, step_s, chunk_step_s, chunk_rate, steps)
+    slowdown = 1.0 / (1.0 - share + chunk_rate * step_s)
+    delay_s, mates = _prefill_bursts(pools, service, prefill_rate, share, step_s, chunk_step_s, steps)
 
     busy = jnp.minimum(decode_rate * steps * slowdown * marginal_s, HIGHEST)
     per_context = context_s(pools, llm, context)
@@ -193,7 +205,7 @@ def operating_point(
     variance = jnp.where(balanced, variance * one + 0.5 * (1.0 - one), variance) * (1.0 + 0.25 * mates)
     variance = variance * (1.0 + 0.5 * (workload.arrival_cv2 - 1.0) * one)
 
-    active = _active_tokens(pools, workload, batch, prefill_rate, prefill_utilization)
+    active = _active_tokens(pools, workload, batch, prefill_rate, service)
     miss = cache_miss(pools, workload, session_rate, active)
     together = _prefill_mates(pools, workload, state, prefill_rate, prefill_utilization, service, step_s)
     return OperatingPoint(
@@ -201,8 +213,10 @@ def operating_point(
         prefill_rate,
         decode_rate,
         service,
+        stall,
         stretch,
         prefill_utilization,
+        share,
         fixed_s,
         marginal_s,
         step_s,
@@ -217,29 +231,29 @@ def operating_point(
     )
 
 
-def _prefill_bursts(
-    pools: Pools,
-    service: Moments,
-    rate: Array,
-    share: Array,
-    step_s: Array,
-    chunk_step_s: Array,
-    chunk_rate: Array,
-    steps: Array,
-) -> tuple[Array, Array]:
-    """(decode delay a request suffers from the prefill burst it came in, mates released with it) in a shared pool."""
-    idle = 1.0 - share
-    queue_s = 0.5 * rate * service.second / idle
-    first_delay_s = (queue_s + service.first) * share / idle
-    mates = (share * idle + rate**2 * service.second) / idle**2 + 1.0 / idle - 1.0
+def prefill_servers(pools: Pools) -> Array:
+    """Engines that a call's prefill may wait for: all of a balanced pool, else the one that holds its session."""
+    return jnp.where(pools.prefill_balanced > 0.5, pools.prefill_replicas, 1.0)
 
-    burst_s = 0.5 * service.second / service.first / idle**2
-    chunk_share = chunk_rate / (chunk_rate + idle / step_s + TINY)
-    forget = 1.0 / (chunk_step_s / burst_s + rate * step_s + TINY)
-    x = jnp.maximum(steps / forget, 1e-3)
+
+def _prefill_bursts(
+    pools: Pools, service: Moments, rate: Array, share: Array, step_s: Array, chunk_step_s: Array, steps: Array
+) -> tuple[Array, Array]:
+    """(decode delay a request suffers from the prefill burst it came in, mates released with it) in a shared pool.
+
+    A request starts to decode when its prefill ends; what came meanwhile, (W + S) / (1 - share) of prefill, is still
+    ahead. Prefill first stops it for that time; chunks only slow it, for as long as it lasts.
+    """
+    idle = 1.0 - share
+    queue_s = 0.5 * rate * service.second / (idle * prefill_servers(pools))
+    first_delay_s = (queue_s + service.first) * share / idle
+    mates = (share * idle + rate**2 * service.second / prefill_servers(pools)) / idle**2 + 1.0 / idle - 1.0
+
     gain_s = jnp.maximum(chunk_step_s - step_s, 0.0)
-    chunked_delay_s = jnp.maximum(steps * (share - chunk_share), 0.0) * (-jnp.expm1(-x) / x) * gain_s
+    passes = (queue_s + service.first) / idle / chunk_step_s
+    chunked_delay_s = share * passes * -jnp.expm1(-steps / jnp.maximum(passes, 1e-6)) * gain_s
     life_s = steps * step_s / idle
+    burst_s = 0.5 * service.second / service.first / idle**2
     chunked_mates = mates * life_s / (life_s + burst_s) * gain_s / chunk_step_s
     chunked = pools.chunked > 0.5
     return (
@@ -248,12 +262,18 @@ def _prefill_bursts(
     )
 
 
-def _active_tokens(
-    pools: Pools, workload: Workload, batch: Array, prefill_rate: Array, prefill_utilization: Array
-) -> Array:
-    """Tokens of sequences in service on one engine of the prefill pool (decoding ones too where it is shared)."""
-    in_prefill = jnp.minimum(prefill_utilization, 1.0) + prefill_rate * pools.transfer_s
-    return pools.shared * batch * workload.decode_context + in_prefill * workload.mean_prompt
+def prefill_queue_s(pools: Pools, service: Moments, rate: Array) -> Array:
+    """Mean wait for prefill by its first two moments (Pollaczek-Khinchine), held finite near saturation."""
+    idle = 1.0 - jnp.minimum(rate * service.first, HIGHEST)
+    return 0.5 * rate * service.second / (idle * prefill_servers(pools))
+
+
+def _active_tokens(pools: Pools, workload: Workload, batch: Array, rate: Array, service: Moments) -> Array:
+    """Tokens that sessions in service hold in the cache of one prefill engine: of calls that wait, prefill, cross the
+    link or decode. A split pool's decode goes on elsewhere, but the prefix stays for the session's next call."""
+    decoding = batch * pools.decode_replicas / pools.prefill_replicas
+    waiting_s = prefill_queue_s(pools, service, rate) + service.first + pools.transfer_s
+    return decoding * workload.decode_context + rate * waiting_s * workload.mean_prompt
 
 
 def _prefill_mates(
@@ -274,29 +294,10 @@ def _prefill_mates(
     return jnp.where(pools.chunked > 0.5, 1.0, mates)
 
 
-def prefill_wait(point: OperatingPoint, pools: Pools, workload: Workload, seen: Array) -> Wait:
-    """Wait for prefill at the operating point."""
-    servers = jnp.where(pools.prefill_balanced > 0.5, pools.prefill_replicas, 1.0)
-    # A session's burst is spread over its calls, and splitting over replicas thins it further.
-    burst = (workload.arrival_cv2 - 1.0) / (workload.calls_per_session * pools.prefill_replicas / servers)
-    return queue_wait(point.prefill_rate * seen, point.service, servers, 1.0 + burst)
-
-
 def decode_utilization(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM) -> Array:
     """Share of the decode engine's time that its load needs at its largest batch, prefill in the pool included."""
     most = most_sequences(pools, workload)
     full_s = decode_step_at(pools, llm, most, workload.decode_context).total_s
     riding = point.chunk_rate * most
     tokens = jnp.maximum(point.decode_rate * workload.mean_steps - riding, 0.0)
-    return pools.shared * point.prefill_utilization + tokens * full_s / most
-
-
-def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array) -> Array:
-    """Sessions in progress at session rate `rate` (Little's law); infinite where a pool is saturated."""
-    point = operating_point(state, pools, workload, llm, rate, seen)
-    wait = prefill_wait(point, pools, workload, seen).average_s
-    latency = pools.prefill_latency_s + point.state.miss * (pools.missed_latency_s - pools.prefill_latency_s)
-    call_s = wait + latency * point.stretch + pools.transfer_s + point.state.batch / point.decode_rate
-    session_s = workload.calls_per_session * call_s + (workload.calls_per_session - 1.0) * workload.gap_mean_s
-    full = (point.prefill_utilization >= 1.0) | (decode_utilization(point, pools, workload, llm) >= 1.0)
-    return jnp.where(full, jnp.inf, rate * session_s)
+    return point.prefill_share + tokens * full_s / most

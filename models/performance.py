@@ -8,32 +8,24 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from breakeven.models.attainment import Latency
+from breakeven.models.attainment import Latency, TokenTime
 from breakeven.models.economics import Fleet, fleet
+from breakeven.models.llm import LLM
 from breakeven.models.memory import kv_bytes_per_token, pool_memory
-from breakeven.models.numerics import TINY, gamma_cdf
+from breakeven.models.numerics import TINY
 from breakeven.models.operating_point import (
-    HIGHEST,
     OperatingPoint,
     Pools,
     State,
     context_s,
     decode_step_at,
     decode_utilization,
-    most_sequences,
     operating_point,
-    prefill_wait,
 )
-from breakeven.models.queueing import (
-    Moments,
-    Wait,
-    add_waits,
-    autocorrelation_share,
-    uniform_wait,
-)
-from breakeven.models.settle import settle, settle_closed
+from breakeven.models.queueing import Moments, Wait, autocorrelation_share
+from breakeven.models.settle import Closed, closed_with_derivatives, settle, settle_closed, warm, with_derivatives
 from breakeven.models.steps import (
     Coefficients,
     StepTime,
@@ -45,6 +37,7 @@ from breakeven.models.steps import (
     prefill_marginal,
 )
 from breakeven.models.tables import Catalog, Resolved, ResolvedStage
+from breakeven.models.waits import CallWaits, call_waits
 from breakeven.models.workload import PrefillNodes, Workload
 
 
@@ -77,8 +70,8 @@ class Doubts(NamedTuple):
     batch_limit: Array  # more than 2 % wait for room in the decode batch
     link_busy: Array  # bursty prefill over a link above 0.3
     few_prefill_engines: Array  # one or two, with a heavy-tailed prompt
-    cache_unsettled: Array  # two stable states of the prefix cache
-    cache_short: Array  # more than a fifth of continued calls lose their prefix
+    cache_unsettled: Array  # a surge of sessions tips it over for good, or the fixed point was not reached
+    cache_short: Array  # more than 2 % of continued calls lose their prefix
 
 
 class Performance(NamedTuple):
@@ -97,12 +90,6 @@ class Performance(NamedTuple):
     fleet: Fleet
     violations: Violations
     doubts: Doubts
-
-
-def _occupancy(stage: ResolvedStage) -> Array:
-    """Share of a call's prefill latency for which it keeps its engine from others: pipelines and data-parallel ranks
-    work on several calls at once."""
-    return 1.0 / (stage.choice.pipeline_parallel * stage.choice.data_parallel)
 
 
 def _node_prefill(
@@ -148,6 +135,14 @@ def _mean_chunks(nodes: PrefillNodes, token_budget: Array) -> Array:
     return jnp.sum(nodes.weight * prefill_chunks(nodes.tokens, token_budget[:, None]), -1)
 
 
+def _pipelined(pass_s: Array, nodes: PrefillNodes, stage: ResolvedStage) -> Array:
+    """Latency of a prefill that takes `pass_s` in one accelerator group: its chunks follow one another through the p
+    groups of a pipeline, so n chunks take (n + p - 1) / (n p) of it."""
+    depth = stage.choice.pipeline_parallel[:, None]
+    chunks = prefill_chunks(nodes.tokens, stage.choice.token_budget[:, None])
+    return pass_s * (1.0 + (depth - 1.0) / chunks) / depth
+
+
 def _select(split: Array, shared: PrefillNodes, apart: PrefillNodes) -> PrefillNodes:
     """Nodes per candidate, (n, nodes): `apart` where prefill never saw the previous output."""
 
@@ -191,9 +186,11 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
     hit_terms = _node_prefill(hit, *prefill, resolved, catalog)
     hit_s = hit_terms.total_s
     missed_s = _node_prefill(workload.missed, *prefill, resolved, catalog).total_s
+    hit_latency_s = _pipelined(hit_s, hit, p)
+    missed_latency_s = _pipelined(missed_s, workload.missed, p)
     mean_terms = StepTime(*(jnp.sum(hit.weight * term, -1) for term in hit_terms))
     token_s, pair_s = prefill_marginal(*prefill, llm)
-    occupancy = _occupancy(p)
+    ways = p.choice.pipeline_parallel * p.choice.data_parallel
     budget = p.choice.token_budget
     contexts = jnp.concatenate([hit.context, jnp.broadcast_to(workload.missed.context, hit.context.shape)], axis=-1)
     transfer_s = _transfer(resolved, catalog, contexts)
@@ -201,18 +198,18 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
     pools = Pools(
         attention=decode[0],
         ffn=decode[1],
-        resident=_service_moments(hit, hit_s, token_s, pair_s, occupancy),
-        missed=_service_moments(workload.missed, missed_s, token_s, pair_s, occupancy),
+        resident=_service_moments(hit, hit_s, token_s, pair_s, 1.0 / ways),
+        missed=_service_moments(workload.missed, missed_s, token_s, pair_s, 1.0 / ways),
         resident_chunks=_mean_chunks(hit, budget),
         missed_chunks=_mean_chunks(workload.missed, budget),
         marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs,
-        prefill_latency_s=jnp.sum(hit.weight * hit_s, -1),
-        missed_latency_s=jnp.sum(workload.missed.weight * missed_s, -1),
+        prefill_latency_s=jnp.sum(hit.weight * hit_latency_s, -1),
+        missed_latency_s=jnp.sum(workload.missed.weight * missed_latency_s, -1),
         prefill_memory=pool_memory(resolved, p, llm, engine, workload.mean_prompt),
         decode_memory=pool_memory(resolved, d, llm, engine, workload.decode_context),
         prefill_replicas=p.choice.replicas,
         decode_replicas=d.choice.replicas,
-        prefill_ways=1.0 / occupancy,
+        prefill_ways=ways,
         pipeline_parallel=d.choice.pipeline_parallel,
         data_parallel=d.choice.data_parallel,
         token_budget=budget,
@@ -222,117 +219,100 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         prefill_balanced=resolved.balanced,
         decode_balanced=jnp.maximum(resolved.balanced, split),
         transfer_s=jnp.sum(hit.weight * transfer_s[:, :nodes], -1),
+        transfer_s2=jnp.sum(hit.weight * transfer_s[:, :nodes] ** 2, -1),
+        request_s=engine.request_s * jnp.ones_like(split),
     )
-    return pools, Prefill(jnp.concatenate([hit_s, missed_s], -1), transfer_s, mean_terms), hit
+    return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
 
 
-def _both_ends(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, State, Array]:
-    """(session rate, state, two stable states?) reached from a warm prefix cache; whether a cold one leads elsewhere.
+def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, State, Array]:
+    """(session rate, state, tipped over?): where the deployment settles, and stays after a surge.
 
-    An open workload supplies its rate; a closed one has the rate at which its sessions are in progress.
+    An open workload supplies its rate; a closed one has the rate at which its sessions are in progress. The number
+    of live sessions of an engine fluctuates like a Poisson variable, as slowly as sessions last. Two standard
+    deviations more of them can tip an engine over into a state where evicted prefixes feed on themselves; if it does
+    not come back from there at its usual rate, that state is what the deployment is judged by.
     """
     one = jnp.ones_like(pools.shared)
-    starts = jnp.stack([0.0 * one, one])
-
-    def from_start(miss: Array) -> tuple[Array, State]:
-        if workload.concurrent_sessions is None:
-            assert workload.sessions_per_second is not None
-            rate = workload.sessions_per_second * one
-            return rate, settle(pools, workload, catalog.llm, rate, miss)
-        closed = settle_closed(pools, workload, catalog.llm, workload.concurrent_sessions * one, miss)
-        return closed.session_rate, closed.state
-
-    rates, states = jax.vmap(from_start)(starts)
-    gap = jnp.abs(states.miss[1] - states.miss[0])
-    return rates[0], jax.tree.map(lambda leaf: leaf[0], states), gap > 0.05
-
-
-def _admission(point: OperatingPoint, pools: Pools, workload: Workload, catalog: Catalog) -> Wait:
-    """Wait for room in the decode batch: the tail of the batch beyond its limit, geometric from there on."""
-    most = most_sequences(pools, workload)
-    full_s = decode_step_at(pools, catalog.llm, most, workload.decode_context).total_s * point.slowdown
-    load = jnp.minimum(point.decode_rate * workload.mean_steps * full_s / most, HIGHEST)
-    batch, variance = point.state.batch, point.batch_variance
-    below = gamma_cdf(most - 0.5, batch, variance)
-    at = jnp.maximum(gamma_cdf(most + 0.5, batch, variance) - below, 1e-12)
-    tail = at / (1.0 - load)
-    probability = tail / (below + tail)
-    cv2 = jnp.maximum(workload.mean_steps2 / workload.mean_steps**2 - 1.0, 0.0)
-    service_s = workload.mean_steps * full_s / most
-    given = 0.5 * (1.0 + cv2) * service_s / (1.0 - load)
-    return Wait(probability, given, jnp.ones_like(given))
+    given = pools, workload, catalog.llm
+    fixed = lax.stop_gradient(given)
+    sessions = workload.concurrent_sessions
+    if sessions is None:
+        assert workload.sessions_per_second is not None
+        rate = workload.sessions_per_second * one
+        usual = settle(*fixed, lax.stop_gradient(rate), warm(one))
+    else:
+        rate, usual = settle_closed(*fixed, lax.stop_gradient(sessions) * one)
+    fixed_rate = lax.stop_gradient(rate)
+    surged = settle(*fixed, fixed_rate * _surge(*fixed, fixed_rate), usual)
+    after = settle(*fixed, fixed_rate, surged)
+    tipped = jnp.abs(after.miss - usual.miss) > 0.05
+    state = State(*(jnp.where(tipped, a, b) for a, b in zip(after, usual, strict=True)))
+    if sessions is None:
+        return rate, with_derivatives(state, *given, rate), tipped
+    rate, state = closed_with_derivatives(Closed(rate, state), *given, sessions * one)
+    return rate, state, tipped
 
 
-def _link_wait(point: OperatingPoint, pools: Pools, prefill: Prefill, weight: Array) -> tuple[Wait, Array, Array]:
-    """(wait for the prefill engine's link, its utilization, squared CV of departures from prefill).
-
-    Departures of a busy, irregular prefill come in bursts; the exponent 0.4 for them was read off simulations.
-    """
-    mean = jnp.sum(weight * prefill.transfer_s, -1)
-    second = jnp.sum(weight * prefill.transfer_s**2, -1)
-    rho = point.prefill_rate * mean
-    busy = jnp.minimum(point.prefill_utilization, 1.0)
-    service_cv2 = jnp.maximum(point.service.second / (point.service.first**2 + TINY) - 1.0, 0.0)
-    departures = 1.0 + busy**2 * (service_cv2 - 1.0)
-    exponent = jnp.where(departures > 1.5, 0.4, 1.0)
-    transfer_cv2 = jnp.maximum(second / (mean**2 + TINY) - 1.0, 0.0)
-    held = jnp.clip(rho, TINY, HIGHEST)
-    given = 0.5 * mean * (jnp.maximum(departures, 1.0) + transfer_cv2) / (1.0 - held)
-    probability = jnp.where(rho > 0.0, held**exponent, 0.0)
-    return Wait(probability, given, jnp.ones_like(given)), rho, departures
+def _surge(pools: Pools, workload: Workload, llm: LLM, rate: Array) -> Array:
+    """Load of an engine with two standard deviations more live sessions than usual, over its usual load."""
+    calls, thinks = workload.calls_per_session, workload.calls_per_session - 1.0
+    step_s = decode_step_at(pools, llm, jnp.ones_like(rate), workload.decode_context).total_s
+    session_s = calls * (pools.prefill_latency_s + workload.mean_steps * step_s) + thinks * workload.gap_mean_s
+    live = rate / pools.prefill_replicas * session_s
+    return jnp.where(calls > 1.0, 1.0 + 2.0 / jnp.sqrt(jnp.maximum(live, 1.0)), 1.0)
 
 
-def _step_in_progress(point: OperatingPoint, pools: Pools) -> Wait:
-    """A call that arrives in a shared pool first waits for the step in progress to end."""
-    busy = -jnp.expm1(-point.state.batch)
-    share = jnp.minimum(point.prefill_utilization, 1.0)
-    outside = jnp.where(pools.chunked > 0.5, 1.0, 1.0 - share)
-    return uniform_wait(pools.shared * busy * outside, jnp.maximum(point.step_s, 1e-6))
-
-
-def _prefill_mates_wait(point: OperatingPoint, pools: Pools) -> Wait:
-    """Prompts computed together end together: the time of those that share the step."""
-    others = jnp.maximum(point.state.mates - 1.0, 0.0)
-    probability = jnp.clip(others, 1e-6, 0.999)
-    given = others * pools.marginal_s / probability
-    return Wait(probability, given, jnp.ones_like(given))
-
-
-def _token_times(
-    point: OperatingPoint, pools: Pools, workload: Workload, catalog: Catalog
-) -> tuple[Array, Array, Array]:
-    """(TPOT that does not vary with the batch (n, O), mean of what does (n,), variance (n, O))."""
+def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalog: Catalog) -> TokenTime:
+    """Distribution of the time per output token, per output node."""
     context = workload.decode_context
     per_context = context_s(pools, catalog.llm, context)
-    g, a, b, own = point.slowdown, point.fixed_s, point.marginal_s, point.own_batch
+    a, b, own = point.fixed_s, point.marginal_s, point.own_batch
     batch, busy = point.state.batch, point.state.decode_busy
     steps = jnp.maximum(workload.output_steps, 1.0)
-    pace = g * (a + b * (batch + own))
-    constant = g * (a + (b - per_context * context) * own + per_context * context * (own - 1.0))
-    constant = constant + 0.3 * g * b * point.batch_mates
-    constant = constant[:, None] + (g * per_context)[:, None] * workload.output_context
-    constant = constant + (0.5 * pace + point.prefill_delay_s)[:, None] / steps
+    step = a + b * (batch + own)
+    base = a + (b - per_context * context) * own + per_context * context * (own - 1.0) + 0.3 * b * point.batch_mates
+    base = base[:, None] + per_context[:, None] * workload.output_context
+    # A call from another pool waits for the step in progress; one from the same pool starts with a step of its own.
+    base = base + jnp.where(pools.shared > 0.5, 0.0, 0.5 * step)[:, None] / steps
 
     spread = b**2 * point.batch_variance + per_context**2 * batch * workload.decode_context_var
-    memory_s = workload.mean_steps2 / workload.mean_steps * pace / (1.0 - busy)
-    life = steps * pace[:, None] / memory_s[:, None]
-    variance = (g**2 * spread)[:, None] * autocorrelation_share(life)
-    variance = variance + (g * per_context)[:, None] ** 2 * workload.output_context_var
-    return constant, g * b * batch, variance + _stall_variance(point, pools)[:, None] / steps
+    memory_s = workload.mean_steps2 / workload.mean_steps * step * point.slowdown / (1.0 - busy)
+    variance = spread[:, None] * autocorrelation_share(steps * (step * point.slowdown / memory_s)[:, None])
+    variance = variance + per_context[:, None] ** 2 * workload.output_context_var
+    mean = base + (b * batch)[:, None]
+    probability, stall_s, stall_variance = _stalls(point, pools, mean, steps)
+    return TokenTime(base, b * batch, variance, probability, stall_s, stall_variance)
 
 
-def _stall_variance(point: OperatingPoint, pools: Pools) -> Array:
-    """Variance of TPOT from prefills that stall or slow the decode, times output steps, shared pools only."""
-    idle = 1.0 - jnp.minimum(point.prefill_utilization, HIGHEST)
-    first = point.prefill_rate * point.service.second * point.step_s / idle**3
+def _stalls(point: OperatingPoint, pools: Pools, token_s: Array, steps: Array) -> tuple[Array, Array, Array]:
+    """(probability, mean, variance) of what prefill in the pool adds to a call's TPOT, per output node (n, O).
+
+    A call is stalled if a prefill starts while it decodes, or was ahead of it when it began; else not at all.
+    """
+    idle = 1.0 - point.prefill_share
+    ahead_s = 0.5 * point.prefill_rate * point.service.second / idle + point.service.first
+    exposed_s = steps * token_s + ahead_s[:, None]
+    probability = jnp.clip(-jnp.expm1(-point.prefill_rate[:, None] * exposed_s), 1e-6, 1.0)
+    mean = (point.slowdown - 1.0)[:, None] * token_s + point.prefill_delay_s[:, None] / steps
+    variance = _stall_variance(point, pools, steps)
+    given = mean / probability
+    given_variance = jnp.maximum((variance + mean**2) / probability - given**2, 0.02 * given**2)
+    return pools.shared[:, None] * probability, given, given_variance
+
+
+def _stall_variance(point: OperatingPoint, pools: Pools, steps: Array) -> Array:
+    """Variance over calls of the mean stall per token, (n, O): whole prefills, or the chunks that slow steps."""
+    idle = 1.0 - point.prefill_share
+    work = point.prefill_rate * point.stall.second
+    first = (work * point.step_s / idle**3)[:, None] / steps
     slower = jnp.maximum(point.chunk_step_s - point.step_s, 0.0)
     share = jnp.clip(point.chunk_rate / (point.chunk_rate + idle / point.step_s + TINY), 0.0, 1.0)
     pace = point.slowdown * point.step_s
-    bursts = pace**3 * (slower / (point.step_s * point.chunk_step_s)) ** 2
-    bursts = bursts * point.prefill_rate * point.service.second
+    bursts = pace**3 * (slower / (point.step_s * point.chunk_step_s)) ** 2 * work
     single = share * (1.0 - share) * slower**2
-    chunked = 1.0 / (1.0 / (bursts + TINY) + 1.0 / (single + TINY))
-    return pools.shared * jnp.where(pools.chunked > 0.5, chunked, first)
+    chunked = 1.0 / (steps / (bursts + TINY)[:, None] + 1.0 / (single + TINY)[:, None])
+    return jnp.where(pools.chunked[:, None] > 0.5, chunked, first)
 
 
 def _latency(
@@ -344,12 +324,12 @@ def _latency(
     workload: Workload,
     catalog: Catalog,
 ) -> Latency:
-    constant, moving, variance = _token_times(point, pools, workload, catalog)
+    token = _token_times(point, pools, workload, catalog)
     stretch = jnp.where(pools.chunked > 0.5, point.stretch, 1.0)
-    prefill_s = prefill.latency_s * stretch[:, None] + prefill.transfer_s + catalog.engine.request_s
-    token_mean = constant + moving[:, None]
-    output = jnp.sum(workload.output_weight * workload.output_steps * token_mean, -1)
-    output2 = jnp.sum(workload.output_weight * workload.output_steps**2 * (token_mean**2 + variance), -1)
+    prefill_s = prefill.latency_s * stretch[:, None] + prefill.transfer_s + pools.request_s[:, None]
+    output = jnp.sum(workload.output_weight * workload.output_steps * token.mean_s, -1)
+    square = token.mean_s**2 + token.total_variance
+    output2 = jnp.sum(workload.output_weight * workload.output_steps**2 * square, -1)
     first = jnp.sum(weight * prefill_s, -1)
     first2 = jnp.sum(weight * prefill_s**2, -1)
     call_mean = wait.average_s + first + output
@@ -358,9 +338,7 @@ def _latency(
         wait=wait,
         prefill_s=prefill_s,
         prefill_weight=weight,
-        token_s=constant,
-        token_batch_s=moving,
-        token_variance=variance,
+        token=token,
         steps=workload.output_steps,
         output_weight=workload.output_weight,
         session_calls=workload.session_calls,
@@ -375,7 +353,7 @@ def _latency(
 def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:
     """Latency distributions, utilizations, fleet and violated limits of each candidate, shapes (n, ...)."""
     pools, prefill, hit = _build(resolved, workload, catalog)
-    rate, state, unsettled = _both_ends(pools, workload, catalog)
+    rate, state, tipped = _operating_state(pools, workload, catalog)
     seen = jnp.ones_like(rate)
     if workload.concurrent_sessions is not None:
         seen = seen * jnp.maximum(1.0 - 1.0 / workload.concurrent_sessions, 0.0)
@@ -384,31 +362,23 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     missed_weight = jnp.broadcast_to(workload.missed.weight, hit.weight.shape)
     weight = jnp.concatenate([hit.weight * (1.0 - miss), missed_weight * miss], -1)
 
-    link, link_utilization, departures = _link_wait(point, pools, prefill, weight)
-    admission = _admission(point, pools, workload, catalog)
-    wait = add_waits(
-        prefill_wait(point, pools, workload, seen),
-        _step_in_progress(point, pools),
-        _prefill_mates_wait(point, pools),
-        admission,
-        link,
-    )
+    waits = call_waits(point, pools, workload, catalog.llm, seen)
     decode_use = decode_utilization(point, pools, workload, catalog.llm)
     money = fleet(resolved, catalog.economy)
     return Performance(
-        latency=_latency(point, pools, prefill, weight, wait, workload, catalog),
+        latency=_latency(point, pools, prefill, weight, waits.total, workload, catalog),
         point=point,
         pools=pools,
         session_rate=rate,
         utilization_prefill=point.prefill_utilization,
         utilization_decode=decode_use,
-        utilization_link=link_utilization,
+        utilization_link=waits.link_utilization,
         decode_step=decode_step_at(pools, catalog.llm, state.batch, workload.decode_context),
         prefill_call=prefill.terms,
-        admission=admission,
+        admission=waits.admission,
         fleet=money,
-        violations=_violations(resolved, pools, workload, point, decode_use, link_utilization, money, catalog),
-        doubts=_doubts(pools, point, decode_use, link_utilization, departures, admission, unsettled),
+        violations=_violations(resolved, pools, workload, point, decode_use, waits.link_utilization, money, catalog),
+        doubts=_doubts(pools, state, point, decode_use, waits, tipped),
     )
 
 
@@ -440,21 +410,16 @@ def _violations(
 
 
 def _doubts(
-    pools: Pools,
-    point: OperatingPoint,
-    decode_use: Array,
-    link_use: Array,
-    departures: Array,
-    admission: Wait,
-    unsettled: Array,
+    pools: Pools, state: State, point: OperatingPoint, decode_use: Array, waits: CallWaits, tipped: Array
 ) -> Doubts:
     service_cv2 = point.service.second / (point.service.first**2 + TINY) - 1.0
+    moved = jnp.abs(point.state.batch / state.batch - 1.0) > 0.05
     return Doubts(
         shared_pool_busy=(pools.shared > 0.5) & (jnp.maximum(point.prefill_utilization, decode_use) > 0.5),
         decode_busy=point.state.decode_busy > 0.8,
-        batch_limit=admission.probability > 0.02,
-        link_busy=(link_use > 0.3) & (departures > 1.5),
+        batch_limit=waits.admission.probability > 0.02,
+        link_busy=(waits.link_utilization > 0.3) & (waits.departures_cv2 > 1.5),
         few_prefill_engines=(pools.shared < 0.5) & (pools.prefill_replicas <= 2.0) & (service_cv2 > 4.0),
-        cache_unsettled=unsettled,
-        cache_short=point.state.miss > 0.2,
+        cache_unsettled=tipped | moved,
+        cache_short=state.miss > 0.02,
     )

@@ -29,6 +29,14 @@ class Wait(NamedTuple):
         shape = jnp.clip(1.0 / jnp.maximum(self.cv2, TINY), 0.05, 3.0)
         return self.probability * gamma_survival(x_s / (self.mean_s + TINY) * shape, shape)
 
+    def exponentials(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """(share, rate per second) of two exponentials with this mean and, from 1 on, this squared CV (balanced means):
+        a cheap stand-in for the gamma tail."""
+        excess = jnp.maximum(self.cv2, 1.0)
+        share = 0.5 * (1.0 + jnp.sqrt((excess - 1.0) / (excess + 1.0)))
+        mean = self.mean_s + TINY
+        return (share, 2.0 * share / mean), (1.0 - share, 2.0 * (1.0 - share) / mean)
+
 
 class Moments(NamedTuple):
     """First three raw moments of a service time, in seconds and its powers."""

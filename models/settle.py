@@ -1,7 +1,7 @@
 """Solving the fixed point: damped iteration for an open load, bisection on the rate for a closed population.
 
-Derivatives are taken implicitly, at the solution: with x = F(x, p), dx = (I - F_x)^-1 F_p dp. The loop itself is
-never differentiated.
+The loops themselves are never differentiated. Derivatives are attached to their result (`with_derivatives`),
+implicitly: with x = F(x, p), dx = (I - F_x)^-1 F_p dp.
 """
 
 from typing import Any, NamedTuple
@@ -16,8 +16,8 @@ from breakeven.models.operating_point import (
     State,
     decode_step_at,
     operating_point,
-    sessions_in_progress,
 )
+from breakeven.models.waits import sessions_in_progress
 from breakeven.models.workload import Workload
 
 ITERATIONS = 14
@@ -41,58 +41,56 @@ def _damped(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Arra
     return State(*(0.5 * (a + b) for a, b in zip(state, new, strict=True)))
 
 
-def _start(miss: Array) -> State:
-    one = jnp.ones_like(miss)
-    return State(one, miss, 0.5 * one, one)
+def warm(one: Array) -> State:
+    """Where the iteration starts: an idle deployment whose cache holds every prefix."""
+    return State(one, 0.0 * one, 0.5 * one, one)
 
 
-def _gain(state: State, inputs: tuple[Any, ...]) -> Array:
-    """(I - F_x), shape (n, 4, 4), at the solution."""
+def _gain(state: State, inputs: tuple[Any, ...]) -> list[list[Array]]:
+    """I - F_x at the solution, by rows, each element of shape (n,)."""
     columns = []
     for k in range(len(state)):
         direction = State(*(jnp.ones_like(x) if i == k else jnp.zeros_like(x) for i, x in enumerate(state)))
         _, change = jax.jvp(lambda x: _next(x, *inputs), (state,), (direction,))
-        columns.append(jnp.stack(change, -1))
-    return jnp.eye(len(state)) - jnp.stack(columns, -1)
+        columns.append([(i == k) - x for i, x in enumerate(change)])
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _solve(gain: Array, right: State) -> State:
-    solution = jnp.linalg.solve(gain, jnp.stack(right, -1)[..., None])[..., 0]
-    return State(*jnp.moveaxis(solution, -1, 0))
+def _solve(gain: list[list[Array]], right: State) -> State:
+    """Gaussian elimination, element by element over the candidates; the diagonal is 1 - F_ii, positive when stable."""
+    rows, values = [list(row) for row in gain], list(right)
+    size = len(values)
+    for k in range(size):
+        pivot = jnp.where(jnp.abs(rows[k][k]) > 1e-6, rows[k][k], 1e-6)
+        for i in range(k + 1, size):
+            factor = rows[i][k] / pivot
+            rows[i] = [a - factor * b for a, b in zip(rows[i], rows[k], strict=True)]
+            values[i] = values[i] - factor * values[k]
+        rows[k][k] = pivot
+    for k in reversed(range(size)):
+        known = sum((rows[k][j] * values[j] for j in range(k + 1, size)), jnp.zeros_like(values[k]))
+        values[k] = (values[k] - known) / rows[k][k]
+    return State(*values)
 
 
-@jax.custom_jvp
-def settle(pools: Pools, workload: Workload, llm: LLM, session_rate: Array, miss: Array) -> State:
-    """The fixed point of an open system, from a start at share `miss` of evicted prefixes."""
-    one = jnp.ones_like(miss)
+def settle(pools: Pools, workload: Workload, llm: LLM, session_rate: Array, start: State) -> State:
+    """The fixed point of an open system that the iteration reaches from `start`."""
+    seen = jnp.ones_like(session_rate)
 
     def body(_: int, state: State) -> State:
-        return _damped(state, pools, workload, llm, session_rate, one)
+        return _damped(state, pools, workload, llm, session_rate, seen)
 
-    return lax.fori_loop(0, ITERATIONS, body, _start(miss))
-
-
-@settle.defjvp
-def _settle_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[State, State]:
-    state = settle(*primals)
-    inputs, seen = primals[:-1], jnp.ones_like(primals[-1])
-
-    def following(pools: Pools, workload: Workload, llm: LLM, rate: Array) -> State:
-        return _next(state, pools, workload, llm, rate, seen)
-
-    _, push = jax.jvp(following, inputs, tangents[:-1])
-    return state, _solve(_gain(state, (*inputs, seen)), push)
+    return lax.fori_loop(0, ITERATIONS, body, start)
 
 
-@jax.custom_jvp
-def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array, miss: Array) -> Closed:
+def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array) -> Closed:
     """The session rate at which `sessions` are in progress: N = rate x session time, by bisection.
 
     Saturated rates count as too many sessions, so the search stays below saturation.
     """
     seen = _seen(sessions)
     first_s = pools.prefill_latency_s + workload.mean_steps * (
-        decode_step_at(pools, llm, jnp.ones_like(miss), workload.decode_context).total_s
+        decode_step_at(pools, llm, jnp.ones_like(sessions), workload.decode_context).total_s
     )
     calls, thinks = workload.calls_per_session, workload.calls_per_session - 1.0
     high = sessions / (thinks * workload.gap_mean_s + calls * 0.5 * first_s)
@@ -110,7 +108,7 @@ def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array, m
         state = State(*(jnp.where(few, a, b) for a, b in zip(trial, state, strict=True)))
         return jnp.where(few, rate, low), jnp.where(few, high, rate), state
 
-    low, high, state = lax.fori_loop(0, BISECTIONS, body, (jnp.zeros_like(high), high, _start(miss)))
+    low, high, state = lax.fori_loop(0, BISECTIONS, body, (jnp.zeros_like(high), high, warm(jnp.ones_like(high))))
     rate = 0.5 * (low + high)
     return Closed(rate, settled(state, rate, ITERATIONS))
 
@@ -120,13 +118,37 @@ def _seen(sessions: Array) -> Array:
     return jnp.maximum(1.0 - 1.0 / sessions, 0.0)
 
 
-@settle_closed.defjvp
-def _settle_closed_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Closed, Closed]:
-    closed = settle_closed(*primals)
-    rate, state = closed
-    pools, workload, llm, sessions, _ = primals
+@jax.custom_jvp
+def with_derivatives(state: State, pools: Pools, workload: Workload, llm: LLM, session_rate: Array) -> State:
+    """`state`, a fixed point of an open system, with its derivatives by everything else."""
+    del pools, workload, llm, session_rate
+    return state
+
+
+@with_derivatives.defjvp
+def _open_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[State, State]:
+    state, inputs, seen = primals[0], primals[1:], jnp.ones_like(primals[-1])
+
+    def following(pools: Pools, workload: Workload, llm: LLM, rate: Array) -> State:
+        return _next(state, pools, workload, llm, rate, seen)
+
+    _, push = jax.jvp(following, inputs, tangents[1:])
+    return state, _solve(_gain(state, (*inputs, seen)), push)
+
+
+@jax.custom_jvp
+def closed_with_derivatives(closed: Closed, pools: Pools, workload: Workload, llm: LLM, sessions: Array) -> Closed:
+    """`closed`, the operating point of a closed population, with its derivatives by everything else."""
+    del pools, workload, llm, sessions
+    return closed
+
+
+@closed_with_derivatives.defjvp
+def _closed_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Closed, Closed]:
+    (rate, state), *inputs = primals
+    pools, workload, llm, sessions = fixed = tuple(inputs)
+    moved = tangents[1:]
     seen = _seen(sessions)
-    fixed, moved = (pools, workload, llm, sessions), tuple(tangents[:4])
 
     def both(x: State, r: Array, p: Pools, w: Workload, m: LLM, n: Array) -> tuple[State, Array]:
         share = _seen(n)
@@ -142,4 +164,4 @@ def _settle_closed_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> t
 
     d_rate = -(miss_n + count(a)) / (rate_n + count(b))
     d_state = State(*(x + d_rate * y for x, y in zip(a, b, strict=True)))
-    return closed, Closed(d_rate, d_state)
+    return Closed(rate, state), Closed(d_rate, d_state)

@@ -141,8 +141,8 @@ DOUBTS = {
     "batch_limit": "more than 2 % wait for the decode batch",
     "link_busy": "bursty prefill over a busy link",
     "few_prefill_engines": "one or two prefill engines under heavy-tailed prompts",
-    "cache_unsettled": "two stable states of the prefix cache",
-    "cache_short": "a fifth of the prefixes evicted",
+    "cache_unsettled": "a surge of sessions overturns the prefix cache for good",
+    "cache_short": "more than 2 % of the prefixes evicted",
 }
 
 

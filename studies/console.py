@@ -151,8 +151,8 @@ def show_result(result: Result, console: Console) -> None:
     found = result.found
     rate = found.evaluated / max(result.seconds, 1e-9)
     console.print(
-        f"{found.evaluated:,} candidates evaluated in {result.seconds:.1f} s ({rate:,.0f} per second, {result.search}); "
-        f"{found.feasible:,} feasible.",
+        f"{found.evaluated:,} candidates evaluated in {result.seconds:.1f} s ({rate:,.0f} per second, "
+        f"{result.search}); {found.feasible:,} feasible.",
         highlight=False,
         soft_wrap=True,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from breakeven.models.deployment import Deployment
 from breakeven.models.serving import evaluate
@@ -18,6 +19,9 @@ from breakeven.optimizer import evaluator
 from breakeven.optimizer.evaluator import SMALL
 from breakeven.studies.schema import set_path
 from breakeven.studies.study import Study
+
+settings.register_profile("laws", deadline=None)  # the first example compiles
+settings.load_profile("laws")
 
 BASE: dict[str, Any] = {
     "name": "test",

@@ -141,7 +141,7 @@ def test_a_closed_population_has_its_sessions_in_progress(population):
 def test_an_open_system_at_a_closed_one_s_rate_is_like_it(study, deployment, population):
     """A population so large that one session less is nothing: latencies within 5 %."""
     many = evaluate(deployment, closed(study.workload, 400.0), study.slo, study.catalog)
-    here = unsaturated(many)
+    here = unsaturated(many) & ~np.asarray(many.doubts.batch_limit)
     assert here.sum() > 20
     for name in ("tpot_mean_s", "ttft_mean_s"):
         rates = np.asarray(many.sessions_per_second)
@@ -149,7 +149,8 @@ def test_an_open_system_at_a_closed_one_s_rate_is_like_it(study, deployment, pop
         for i in row[:: max(len(row) // 12, 1)]:
             open_load = dataclasses.replace(study.workload, sessions_per_second=np.float32(rates[i]))
             one = evaluate(deployment, open_load, study.slo, study.catalog)
-            found.append((float(getattr(one, name)[i]), float(getattr(many, name)[i])))
+            if not one.doubts.cache_unsettled[i]:
+                found.append((float(getattr(one, name)[i]), float(getattr(many, name)[i])))
         opened, populated = np.array(found).T
         assert opened == pytest.approx(populated, rel=0.05)
 

@@ -1,0 +1,115 @@
+"""What a call waits for before its first token: prefill, the step in progress, batch mates, room to decode, link."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from breakeven.models.llm import LLM
+from breakeven.models.numerics import TINY, gamma_cdf
+from breakeven.models.operating_point import (
+    HIGHEST,
+    OperatingPoint,
+    Pools,
+    State,
+    decode_step_at,
+    decode_utilization,
+    most_sequences,
+    operating_point,
+    prefill_servers,
+)
+from breakeven.models.queueing import Wait, add_waits, queue_wait, uniform_wait
+from breakeven.models.workload import Workload
+
+
+class CallWaits(NamedTuple):
+    """The sum of a call's waits, and what is worth knowing of its parts; shapes (n,)."""
+
+    total: Wait
+    admission: Wait
+    link_utilization: Array
+    departures_cv2: Array  # of calls that leave prefill
+
+
+def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM, seen: Array) -> CallWaits:
+    """Waits of a call at an operating point, taken as independent.
+
+    `seen` is the share of the others' load that an arrival sees: 1 in an open system, (N-1)/N in a closed one.
+    """
+    admission = _admission(point, pools, workload, llm)
+    link, link_utilization, departures = _link(point, pools)
+    total = add_waits(
+        _prefill(point, pools, workload, seen),
+        _step_in_progress(point, pools),
+        _mates(point, pools),
+        admission,
+        link,
+    )
+    return CallWaits(total, admission, link_utilization, departures)
+
+
+def _prefill(point: OperatingPoint, pools: Pools, workload: Workload, seen: Array) -> Wait:
+    servers = prefill_servers(pools)
+    # A session's burst is spread over its calls, and splitting over replicas thins it further.
+    burst = (workload.arrival_cv2 - 1.0) / (workload.calls_per_session * pools.prefill_replicas / servers)
+    return queue_wait(point.prefill_rate * seen, point.service, servers, 1.0 + burst)
+
+
+def _admission(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM) -> Wait:
+    """Wait for room in the decode batch: the tail of the batch beyond its limit, geometric from there on."""
+    most = most_sequences(pools, workload)
+    full_s = decode_step_at(pools, llm, most, workload.decode_context).total_s * point.slowdown
+    load = jnp.minimum(point.decode_rate * workload.mean_steps * full_s / most, HIGHEST)
+    batch, variance = point.state.batch, point.batch_variance
+    below = gamma_cdf(most - 0.5, batch, variance)
+    at = jnp.maximum(gamma_cdf(most + 0.5, batch, variance) - below, 1e-12)
+    tail = at / (1.0 - load)
+    cv2 = jnp.maximum(workload.mean_steps2 / workload.mean_steps**2 - 1.0, 0.0)
+    given = 0.5 * (1.0 + cv2) * workload.mean_steps * full_s / most / (1.0 - load)
+    return Wait(tail / (below + tail), given, jnp.ones_like(given))
+
+
+def _link(point: OperatingPoint, pools: Pools) -> tuple[Wait, Array, Array]:
+    """(wait for the prefill engine's link, its utilization, squared CV of departures from prefill).
+
+    Departures of a busy, irregular prefill come in bursts; the exponent 0.4 for them was read off simulations.
+    """
+    mean = pools.transfer_s
+    rho = point.prefill_rate * mean
+    busy = jnp.minimum(point.prefill_utilization, 1.0)
+    service_cv2 = jnp.maximum(point.service.second / (point.service.first**2 + TINY) - 1.0, 0.0)
+    departures = 1.0 + busy**2 * (service_cv2 - 1.0)
+    exponent = jnp.where(departures > 1.5, 0.4, 1.0)
+    transfer_cv2 = jnp.maximum(pools.transfer_s2 / (mean**2 + TINY) - 1.0, 0.0)
+    held = jnp.clip(rho, TINY, HIGHEST)
+    given = 0.5 * mean * (jnp.maximum(departures, 1.0) + transfer_cv2) / (1.0 - held)
+    probability = jnp.where(rho > 0.0, held**exponent, 0.0)
+    return Wait(probability, given, jnp.ones_like(given)), rho, departures
+
+
+def _step_in_progress(point: OperatingPoint, pools: Pools) -> Wait:
+    """A call that arrives in a shared pool first waits for the step in progress to end."""
+    busy = -jnp.expm1(-point.state.batch)
+    share = jnp.minimum(point.prefill_utilization, 1.0)
+    outside = jnp.where(pools.chunked > 0.5, 1.0, 1.0 - share)
+    return uniform_wait(pools.shared * busy * outside, jnp.maximum(point.step_s, 1e-6))
+
+
+def _mates(point: OperatingPoint, pools: Pools) -> Wait:
+    """Prompts computed together end together: the time of those that share the step."""
+    others = jnp.maximum(point.state.mates - 1.0, 0.0)
+    probability = jnp.clip(others, 1e-6, 0.999)
+    given = others * pools.marginal_s / probability
+    return Wait(probability, given, jnp.ones_like(given))
+
+
+def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array) -> Array:
+    """Sessions in progress at session rate `rate` (Little's law); infinite where a pool is saturated."""
+    point = operating_point(state, pools, workload, llm, rate, seen)
+    waiting_s = call_waits(point, pools, workload, llm, seen).total.average_s
+    latency = pools.prefill_latency_s + state.miss * (pools.missed_latency_s - pools.prefill_latency_s)
+    latency = latency * jnp.where(pools.chunked > 0.5, point.stretch, 1.0)
+    call_s = waiting_s + latency + pools.transfer_s + pools.request_s + point.state.batch / point.decode_rate
+    session_s = workload.calls_per_session * call_s + (workload.calls_per_session - 1.0) * workload.gap_mean_s
+    full = (point.prefill_utilization >= 1.0) | (decode_utilization(point, pools, workload, llm) >= 1.0)
+    return jnp.where(full, jnp.inf, rate * session_s)
