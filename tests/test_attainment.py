@@ -53,7 +53,7 @@ jitted = {name: jax.jit(cdf) for name, cdf in CDFS.items()}
 
 def curve(latency, name, grid, unit: ArrayLike = 1.0):
     """The distribution function on a grid of `unit` seconds, (points, n)."""
-    one = jnp.asarray(unit) * jnp.ones_like(latency.token_batch_s)
+    one = jnp.asarray(unit) * jnp.ones_like(latency.call_mean_s)
     return np.stack([np.asarray(jitted[name](latency, float(x) * one)) for x in grid])
 
 
@@ -71,7 +71,7 @@ def test_distribution_functions_rise_from_0_to_1(latency, name):
 def test_a_larger_bound_is_never_met_by_fewer(study, latency, name):
     """Of calls and of sessions, whatever the other bounds."""
     for per_session in (0.0, 1.0):
-        last = np.zeros_like(np.asarray(latency.token_batch_s))
+        last = np.zeros_like(np.asarray(latency.call_mean_s))
         for factor in (0.3, 0.7, 1.0, 1.1, 2.0, 10.0):
             bound = getattr(study.slo, name)
             wider = dataclasses.replace(bound, bound_s=bound.bound_s * factor)

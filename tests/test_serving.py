@@ -113,8 +113,7 @@ def test_littles_law_of_the_decode_batch(study, deployment, feasible, settled):
     """Where decode has its own pool: sequences in the batch = calls a second x the time each one decodes."""
     found = settled(deployment, study.workload, study.catalog)
     latency, point = found.latency, found.point
-    token_s = latency.token_s + latency.token_batch_s[:, None]
-    decoding_s = jnp.sum(latency.output_weight * latency.steps * token_s, -1)
+    decoding_s = jnp.sum(latency.output_weight * latency.steps * latency.token.mean_s, -1)
     batch, little = np.asarray(point.state.batch), np.asarray(point.decode_rate * decoding_s)
     moderate = feasible & (np.asarray(found.pools.shared) < 0.5) & (np.asarray(found.utilization_decode) < 0.7)
     assert moderate.sum() > 30
@@ -169,7 +168,9 @@ def test_an_infinitely_fast_link_costs_nothing(make_study, candidates):
     assert instant["utilization_link"].max() < 1e-3
     for name in ("utilization_decode", "tpot_mean_s", "cost_per_hour_usd"):
         assert instant[name] == pytest.approx(slow[name], rel=1e-4)
-    assert (instant["ttft_mean_s"] <= slow["ttft_mean_s"] * (1 + 1e-5)).all()
+    stable = slow["feasible"]  # a saturated candidate has no settled wait to compare
+    assert stable.sum() > 50
+    assert (instant["ttft_mean_s"] <= slow["ttft_mean_s"] * (1 + 1e-5))[stable].all()
     assert (instant["ttft_attainment"] >= slow["ttft_attainment"] - NEVER_FEWER).all()
 
 
