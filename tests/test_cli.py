@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -77,7 +78,7 @@ def test_run_writes_what_the_design_names(ran: Path) -> None:
 
 def test_the_front_is_non_dominated_and_holds_the_cheapest(ran: Path) -> None:
     front = pd.read_csv(ran / "front.csv").sort_values("cost_per_hour_usd")
-    assert front["slo_attainment"].is_monotonic_increasing and front["slo_attainment"].is_unique
+    assert (np.diff(front["slo_attainment"].to_numpy()) > 0).all()
     evaluations = pd.read_parquet(ran / "evaluations.parquet")
     meets = evaluations[evaluations["meets_slo"]]
     best = yaml.safe_load((ran / "best.yaml").read_text())["deployment"]
