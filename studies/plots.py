@@ -133,7 +133,7 @@ def _mark(axes: Axes, best: dict[str, Any], x: str, y: str) -> None:
         f"cheapest that meets the target:\n{best['deployment']}\n{best['topology']}, "
         f"${float(best['cost_per_hour_usd']):,.2f} per hour",
         (float(best[x]), value),
-        xytext=(0.33, 0.16),
+        xytext=(0.28, 0.16),
         textcoords="axes fraction",
         va="top",
         fontsize="small",

@@ -80,7 +80,7 @@ def test_the_front_is_non_dominated_and_holds_the_cheapest(ran: Path) -> None:
     front = pd.read_csv(ran / "front.csv").sort_values("cost_per_hour_usd")
     assert (np.diff(front["slo_attainment"].to_numpy()) > 0).all()
     evaluations = pd.read_parquet(ran / "evaluations.parquet")
-    meets = evaluations[evaluations["meets_slo"]]
+    meets = evaluations.loc[evaluations["meets_slo"]]
     best = yaml.safe_load((ran / "best.yaml").read_text())["deployment"]
     assert best["expected_cost_per_hour_usd"] == pytest.approx(meets["cost_per_hour_usd"].min(), rel=1e-5)
 
