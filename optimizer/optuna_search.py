@@ -9,6 +9,7 @@ import numpy as np
 import optuna
 from optuna.study import StudyDirection
 
+from breakeven.models.topology import STAGES
 from breakeven.optimizer.evaluator import REASONS, Columns, Evaluator
 from breakeven.optimizer.front import MAXIMISED
 from breakeven.optimizer.search import Found, Progress
@@ -17,9 +18,18 @@ from breakeven.spaces.space import POOL_FIELDS, Family, Space
 BATCH = 50
 
 
+PHASES = ("prefill", "decode")
+_NAMED = ("accelerator", "weights", "expert_parallel")
+
+
 @dataclass(frozen=True)
 class Encoding:
-    """Optuna parameters of a space: the topology, then each choice of its pools as a categorical."""
+    """Optuna parameters of a space, the same for every topology, so that samplers learn across topologies.
+
+    Each phase has one categorical per pool field, over all values that any topology gives it. A joint pool reads the
+    batch limit of its decode and everything else of its prefill; a number that a topology does not allow stands for
+    the nearest one it does.
+    """
 
     space: Space
 
@@ -28,39 +38,64 @@ class Encoding:
         """Row of each pool table by its values, per family."""
         return [[_row_numbers(table) for table in family.tables] for family in self.space.families]
 
+    @cached_property
+    def _choices(self) -> dict[str, list[Any]]:
+        """Values of every parameter, in a fixed order."""
+        families = self.space.families
+        found: dict[str, list[Any]] = {"topology": [family.topology.name for family in families]}
+        for phase in PHASES:
+            for field in POOL_FIELDS:
+                columns = [family.tables[_pool(family, phase)][field] for family in families]
+                found[f"{phase}.{field}"] = [int(v) for v in np.unique(np.concatenate(columns))]
+        for axis in ("kv", "links", "routing"):
+            found[axis] = [int(v) for v in np.unique(np.concatenate([getattr(f, axis) for f in families]))]
+        return found
+
     def suggest(self, trial: optuna.Trial) -> int | None:
         """The candidate that a trial's parameters name, or None when they break a sharding rule."""
-        names = [family.topology.name for family in self.space.families]
-        f = names.index(trial.suggest_categorical("topology", names))
+        chosen = {name: _suggest(trial, name, values) for name, values in self._choices.items()}
+        f = self._choices["topology"].index(chosen["topology"])
         family = self.space.families[f]
-        digits: list[int | None] = []
-        for pool, table, rows in zip(family.topology.pools, family.tables, self._rows[f], strict=True):
-            values = tuple(
-                _suggest(trial, f"{names[f]}.{pool}.{field}", np.unique(table[field])) for field in POOL_FIELDS
-            )
-            digits.append(rows.get(values))
-        for name, axis in (("kv", family.kv), ("link", family.links), ("routing", family.routing)):
-            digits.append(_suggest(trial, f"{names[f]}.{name}", np.arange(len(axis))))
-        if any(digit is None for digit in digits):
-            return None
-        return int(self.space.offsets[f] + np.ravel_multi_index([int(d or 0) for d in digits], family.radices))
+        digits: list[int] = []
+        for i, (table, rows) in enumerate(zip(family.tables, self._rows[f], strict=True)):
+            phases = [phase for phase in PHASES if _pool(family, phase) == i]
+            values = tuple(_nearest(field, chosen[_source(phases, field)], table[field]) for field in POOL_FIELDS)
+            if values not in rows:
+                return None
+            digits.append(rows[values])
+        for axis in ("kv", "links", "routing"):
+            allowed = getattr(family, axis)
+            digits.append(int(np.argmax(allowed == chosen[axis])))
+        return int(self.space.offsets[f] + np.ravel_multi_index(digits, family.radices))
 
     def parameters(self, candidate: int) -> dict[str, Any]:
-        """The Optuna parameters that name a candidate: what `suggest` reads back."""
-        f = int(self.space.family(np.array([candidate]))[0])
-        family: Family = self.space.families[f]
-        name = family.topology.name
-        digits = [int(d) for d in family.digits(np.array(candidate - self.space.offsets[f]))]
-        found: dict[str, Any] = {"topology": name}
-        for pool, table, digit in zip(family.topology.pools, family.tables, digits, strict=False):
-            for field in POOL_FIELDS:
-                if len(np.unique(table[field])) > 1:
-                    found[f"{name}.{pool}.{field}"] = int(table[field][digit])
-        axes = (("kv", family.kv), ("link", family.links), ("routing", family.routing))
-        for (axis, values), digit in zip(axes, digits[len(family.tables) :], strict=True):
-            if len(values) > 1:
-                found[f"{name}.{axis}"] = digit
-        return found
+        """Optuna parameters that name a candidate: what `suggest` reads back."""
+        columns = self.space.columns(np.array([candidate]))
+        f = int(columns["family"][0])
+        values: dict[str, Any] = {"topology": self._choices["topology"][f]}
+        for phase in PHASES:
+            values |= {f"{phase}.{field}": int(columns[f"{phase}_{field}"][0]) for field in POOL_FIELDS}
+        values |= {"kv": int(columns["kv"][0]), "links": int(columns["link"][0]), "routing": int(columns["routing"][0])}
+        return {name: value for name, value in values.items() if len(self._choices[name]) > 1}
+
+
+def _pool(family: Family, phase: str) -> int:
+    """Number of the pool that a phase's attention stands in."""
+    return family.topology.labels[STAGES.index(f"{phase}_attention")]
+
+
+def _source(phases: list[str], field: str) -> str:
+    """The parameter that a field of a pool is read from."""
+    phase = phases[-1] if field == "max_batch" else phases[0]
+    return f"{phase}.{field}"
+
+
+def _nearest(field: str, value: int, allowed: np.ndarray) -> int:
+    """`value` if it is allowed, else the nearest number, or the first name."""
+    values = np.unique(allowed)
+    if value in values or field in _NAMED:
+        return value if value in values else int(values[0])
+    return int(values[np.argmin(np.abs(np.log(values / value)))])
 
 
 def _row_numbers(table: dict[str, np.ndarray]) -> dict[tuple[int, ...], int]:
@@ -68,8 +103,7 @@ def _row_numbers(table: dict[str, np.ndarray]) -> dict[tuple[int, ...], int]:
     return {row: i for i, row in enumerate(rows)}
 
 
-def _suggest(trial: optuna.Trial, name: str, values: np.ndarray) -> int:
-    choices = [int(v) for v in values]
+def _suggest(trial: optuna.Trial, name: str, choices: list[Any]) -> Any:
     return choices[0] if len(choices) == 1 else trial.suggest_categorical(name, choices)
 
 
