@@ -52,7 +52,7 @@ def _table(frame: pd.DataFrame) -> str:
 def _assumptions(resolved: dict[str, Any]) -> str:
     rows = [f"<li>LLM {html.escape(resolved['llm']['name'])}: {html.escape(str(resolved['llm']['source']))}</li>"]
     workload = ", ".join(
-        f"{k.replace('_', ' ')} {v:,.4g}" if isinstance(v, float) else str(v) for k, v in resolved["workload"].items()
+        f"{k.replace('_', ' ')} {v:,.0f}" if isinstance(v, float) else str(v) for k, v in resolved["workload"].items()
     )
     rows.append(f"<li>Workload {html.escape(workload)}</li>")
     for name, row in resolved["accelerators"].items():
