@@ -1,6 +1,7 @@
 """The study file: its fields, checked one by one; every fault is one line that names file, field and value."""
 
 import difflib
+import re
 import types
 import typing
 from pathlib import Path
@@ -281,6 +282,8 @@ def _as_input_error(error: ValidationError, data: dict[str, Any], file: str) -> 
 
 def _words(message: str) -> str:
     text = message.removeprefix("Value error, ").removeprefix("Input should be ")
+    text = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping of fields", text)
+    text = re.sub(r"List should have (at (?:least|most) \d+) items? after validation, not \d+", r"a list of \1", text)
     return text[:1].lower() + text[1:]
 
 
