@@ -17,8 +17,8 @@ from breakeven.models.hardware import accelerator
 from breakeven.models.inputs import InputError, known_fields, pick
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.spaces.space import POOL_FIELDS
-from breakeven.studies.schema import read_yaml
 from breakeven.studies.recorded import is_file
+from breakeven.studies.schema import read_yaml
 from breakeven.studies.study import Study
 
 BEST, FRONT, RECORD = "best.yaml", "front.csv", "study.json"

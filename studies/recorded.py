@@ -93,7 +93,7 @@ def is_file(preset: object) -> TypeGuard[str]:
 
 
 def workload_fields(written: str | Mapping[str, Any], folder: Path) -> tuple[str | Mapping[str, Any], str | None]:
-    """The workload's fields, those of a file it names (`x.yaml`, or `preset: x.yaml`) under its own; the file's name."""
+    """The workload's fields over those of the file it names (`x.yaml`, or `preset: x.yaml`); that file's name."""
     own = {"preset": written} if isinstance(written, str) else dict(written)
     preset = own.get("preset")
     if not is_file(preset):

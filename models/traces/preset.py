@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from breakeven.models.sessions import MAX_GAP_S, MAX_TOKENS
+from breakeven.models.sessions import MAX_GAP_S, MAX_TOKENS, sample_sessions, session_spec
 from breakeven.models.traces.fitting import Fit, fit, session_effects
 from breakeven.models.traces.replay import Turns, inferences, turns
 from breakeven.models.traces.trace import Floats, Trace
 
 EARLY_TURNS, LEAST_EARLY = 5, 200
+DRAWN, CLOSE = 500, 1.15  # sessions drawn to check the mean prompt, and how far above the trace's it may be
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ def fit_trace(trace: Trace, shared_prefix_tokens: float | None = None) -> Fitted
         notes.append(f"not fitted: {int(_dubious(trace).sum()):,} gaps after calls whose end is not recorded")
     if not np.isfinite(trace.person).any() and not trace.first.all():
         notes.append("every gap counts as a tool's: the trace does not tell a person's turns")
+    cap = _cap(fields, float(trace.prompt_tokens.mean()))
+    if cap is not None:
+        longest, fields["context_cap_tokens"] = fields["context_cap_tokens"], cap
+        notes.append(
+            f"context_cap_tokens {cap:,.0f}: there, sessions drawn from the fits have the trace's mean prompt "
+            f"(its longest has {longest:,.0f} tokens)"
+        )
     return Fitted(fields, kept, tuple(notes), cv, rate)
 
 
@@ -128,6 +136,23 @@ def _numbers(trace: Trace, found: Turns, sigma: float) -> dict[str, Any]:
     return values
 
 
+def _cap(fields: dict[str, Any], mean: float) -> float | None:
+    """The context cap at which drawn sessions have this mean prompt; None where they are within 15 % without."""
+
+    def drawn(cap: float) -> float:
+        spec = session_spec({**fields, "context_cap_tokens": cap})
+        return float(sample_sessions(spec, DRAWN, 0, 2 * MAX_TOKENS).prompt_tokens.mean())
+
+    high = fields["context_cap_tokens"]
+    low = min(max(2.0 * fields["shared_prefix_tokens"] + 2.0, mean), high)
+    if drawn(high) <= CLOSE * mean or drawn(low) >= mean:
+        return None
+    for _ in range(10):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if drawn(middle) < mean else (low, middle)
+    return float(f"{high:.3g}")
+
+
 def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
@@ -143,6 +168,6 @@ def arrivals(trace: Trace) -> tuple[float, float]:
 
 
 def curves(one: Fit) -> tuple[Floats, Floats, Floats]:
-    """Measured and fitted distribution functions of a field over the same values."""
-    at = np.unique(np.quantile(one.values, np.linspace(0.0, 1.0, 400)))
+    """Measured and fitted distribution functions of a field over the same values, the outer 0.2 % left off."""
+    at = np.unique(np.quantile(one.values, np.linspace(0.001, 0.999, 400)))
     return at, np.searchsorted(one.values, at, side="right") / len(one.values), one.fitted.cdf(at)

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -57,7 +57,9 @@ class BadRows:
         quoted = "; ".join(self.first) + ("; …" if self.count > len(self.first) else "")
         if not self.skip or not good:
             advice = "no row is usable" if not good else "mend them, or leave them out with skip_bad_rows"
-            raise InputError("rows", f"{self.count:,} malformed of {self.count + good:,}", f"{quoted}; {advice}", self.file)
+            raise InputError(
+                "rows", f"{self.count:,} malformed of {self.count + good:,}", f"{quoted}; {advice}", self.file
+            )
         return (f"{self.count:,} malformed rows ({quoted})",)
 
 
@@ -183,6 +185,6 @@ def instant(name: str, value: object, unit: str | None = None) -> float:
 def _date(name: str, value: object) -> float:
     try:
         found = datetime.fromisoformat(cast(str, value).strip())
-        return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise RowFault(f"{name} = {str(value)[:30]!r}, not a time") from None

@@ -6,7 +6,7 @@ The maps of known exports are data: azure, burstgpt, litellm, langfuse, and `cal
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -194,14 +194,14 @@ class _Rows:
     def _call(self, value: dict[str, Any]) -> None:
         output = quantity("output_tokens", value.get("output_tokens"))
         prompt, cached, thinking = self._prompt(value)
-        if self.columns.separate and thinking == thinking:
+        if self.columns.separate and not isnan(thinking):
             output += thinking
         if self.columns.failures and output == 0.0:
             self.failed += 1
             return
         start, end = self._time(value, "start"), self._time(value, "end")
         took = optional("duration_s", value.get("duration_s"), 0.0, 1e9)
-        if took != took and end == end:
+        if isnan(took) and not isnan(end):
             if end < start:
                 raise RowFault("ends before it starts")
             took = end - start
@@ -230,7 +230,7 @@ class _Rows:
         thinking = optional("thinking_tokens", value.get("thinking_tokens"))
         prompt = quantity("input_tokens", value.get("input_tokens"))
         if self.columns.separate:
-            prompt += sum(tokens for tokens in (cached, written) if tokens == tokens)
+            prompt += sum(tokens for tokens in (cached, written) if not isnan(tokens))
         return quantity("input_tokens", prompt, 1.0), cached, thinking
 
     def _time(self, value: dict[str, Any], name: str) -> float:

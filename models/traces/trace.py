@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from math import nan
+from math import isnan, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +112,7 @@ class Calls:
         key = ("alone", len(self)) if session is None else session
         self._session.append(self._ids.setdefault(key, len(self._ids)))
         start = values.get("start_s", nan)
-        self._order.append(start if order != order else order)
+        self._order.append(start if isnan(order) else order)
         for name, column in self._columns.items():
             column.append(values.get(name, nan))
 
@@ -175,7 +175,9 @@ def _gaps(values: dict[str, Floats], first: NDArray[np.bool_]) -> tuple[Floats, 
         notes.append(f"{ends:,} gaps, from the previous call's end to the next one's start")
     starts = int(np.sum(use & ~np.isfinite(took)))
     if starts:
-        notes.append(f"{starts:,} gaps, from start to start: they hold the previous call itself, whose length is unknown")
+        notes.append(
+            f"{starts:,} gaps, from start to start: they hold the previous call itself, whose length is unknown"
+        )
     overlap = int(np.sum(use & (derived < 0.0)))
     if overlap:
         notes.append(f"{overlap:,} calls start before the session's previous call ends: a gap of 0 s")

@@ -3,7 +3,7 @@
 A round begins at its last input (a message or a tool's result) and ends at the last thing the model said.
 """
 
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def _tools(tools: object) -> list[tuple[float, float]]:
     found = []
     for tool in _objects(tools, "tools"):
         took = optional("tool_wall_latency_ms", tool.get("tool_wall_latency_ms"), 0.0, 1e12)
-        if took == took and tool.get("emitted_at") is not None:
+        if not isnan(took) and tool.get("emitted_at") is not None:
             start = instant("emitted_at", tool["emitted_at"])
             found.append((start, start + 1e-3 * took))
     return found

@@ -80,7 +80,13 @@ def _prefix(holder: dict[str, Any]) -> float:
 
 
 def _add(
-    calls: Calls, session: tuple[str, int | None], number: int, request: Any, shared: float, block: float, seen: set[int]
+    calls: Calls,
+    session: tuple[str, int | None],
+    number: int,
+    request: Any,
+    shared: float,
+    block: float,
+    seen: set[int],
 ) -> None:
     if not isinstance(request, dict):
         raise RowFault("no object")
