@@ -176,6 +176,25 @@ def _capped(table: Any, values: Floats) -> Any:
     return table
 
 
+def scaled(table: Any, factor: float, most: float) -> Any:
+    """The distribution of `factor` times a variable, up to `most`; factor 1 is the table itself."""
+    if factor <= 1.0 + 1e-6:
+        return table
+    if not isinstance(table, dict):
+        return min(table * factor, most)
+    return {key: _scaled(key, value, factor, most) for key, value in table.items()}
+
+
+def _scaled(key: str, value: Any, factor: float, most: float) -> Any:
+    if key == "lognormal":
+        return [round(value[0] + math.log(factor), 4), value[1]]
+    if key == "quantiles":
+        return {"p": value["p"], "x": [float(f"{min(x * factor, most):.6g}") for x in value["x"]]}
+    if key == "mixture":
+        return [scaled(part, factor, most) for part in value]
+    return value if key == "weight" else min(value * factor, most)
+
+
 def session_effects(ln: Floats, session: NDArray[np.int64]) -> tuple[float, Floats]:
     r"""Deviation of a session's mean of ln x, and each value's session effect.
 

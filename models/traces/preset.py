@@ -1,14 +1,15 @@
 """The fields of a workload preset, fitted to a trace."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from breakeven.models.distributions import Empirical
 from breakeven.models.sessions import MAX_GAP_S, MAX_TOKENS, sample_sessions, session_spec
-from breakeven.models.traces.fitting import Fit, fit, session_effects
+from breakeven.models.traces.fitting import Fit, fit, scaled, session_effects
 from breakeven.models.traces.replay import Turns, inferences, turns
 from breakeven.models.traces.trace import Floats, Trace
 
@@ -51,6 +52,8 @@ def fit_trace(trace: Trace, shared_prefix_tokens: float | None = None) -> Fitted
         notes.append(f"not fitted: {int(_dubious(trace).sum()):,} gaps after calls whose end is not recorded")
     if not np.isfinite(trace.person).any() and not trace.first.all():
         notes.append("every gap counts as a tool's: the trace does not tell a person's turns")
+    if any(one.field == "prefix_break_tokens" for one in kept):
+        notes.append("prefix_break_tokens is wider than measured, as sessions clip it to the prompt: the mean is kept")
     cap = _cap(fields, float(trace.prompt_tokens.mean()))
     if cap is not None:
         longest, fields["context_cap_tokens"] = fields["context_cap_tokens"], cap
@@ -75,7 +78,7 @@ def _growth(trace: Trace, found: Turns, growing: NDArray[np.bool_]) -> tuple[flo
 
 
 def _thinking(trace: Trace) -> list[Fit | None]:
-    thinks = trace.thinking_tokens > 0.0
+    thinks = (trace.thinking_tokens > 0.0) & (trace.output_tokens > 0.0)
     return [fit("thinking_fraction", trace.thinking_tokens[thinks] / trace.output_tokens[thinks], 0.0, 1.0)]
 
 
@@ -101,10 +104,24 @@ def _breaks(trace: Trace, found: Turns) -> list[Fit | None]:
     cached = np.nan_to_num(trace.cached_tokens) if trace.unlimited_cache else np.zeros(len(found.growth))
     anew = trace.prompt_tokens - np.maximum(cached, found.shared)
     reset = _resets(trace, found)
-    return [
-        fit("prefix_break_tokens", np.maximum(anew, 1.0)[found.broken & ~reset], 1.0, MAX_TOKENS),
-        fit("compact_to_tokens", trace.prompt_tokens[reset], 1.0, MAX_TOKENS),
-    ]
+    breaks = fit("prefix_break_tokens", np.maximum(anew, 1.0)[found.broken & ~reset], 1.0, MAX_TOKENS)
+    if breaks is not None:
+        room = (trace.prompt_tokens - found.shared)[~trace.first]
+        breaks = replace(breaks, table=scaled(breaks.table, widening(breaks.values, room), MAX_TOKENS))
+    return [breaks, fit("compact_to_tokens", trace.prompt_tokens[reset], 1.0, MAX_TOKENS)]
+
+
+def widening(values: Floats, room: Floats) -> float:
+    """The factor that keeps the mean of `values` when each is clipped to the room of a prompt it does not belong to.
+
+    Long prompts lose much when their prefix breaks. A sampled session draws the two apart and clips.
+    """
+    clipped, low, high = Empirical.of(room), 1.0, 1e4
+    for _ in range(40):
+        middle = (low * high) ** 0.5
+        short = float(np.mean(clipped.mean_min(middle * values))) < values.mean()
+        low, high = (middle, high) if short else (low, middle)
+    return low if low < 0.9e4 else 1.0
 
 
 def _resets(trace: Trace, found: Turns) -> NDArray[np.bool_]:

@@ -40,7 +40,7 @@ def turns(trace: Trace, shared_prefix_tokens: float | None = None) -> Turns:
     intact = np.minimum(INTACT * before, before - trace.block_tokens)
     broken = ~first & np.where(known, cached < intact, prompt < before)
     shared, source = _shared(trace, broken, before, shared_prefix_tokens)
-    fresh = np.where(known, prompt - np.nan_to_num(cached), 1.0)
+    fresh = np.where(known & ~broken, prompt - np.nan_to_num(cached), 1.0)
     growth = np.clip(np.where(prompt > before, prompt - before, fresh), 1.0, prompt - shared)
     rule = "cached prefixes" if known.any() else "prompts that shrink"
     notes = (f"{int(broken.sum()):,} prefix breaks, from {rule}",) if (~first).any() else ()
@@ -70,7 +70,7 @@ def trace_sessions(trace: Trace, shared_prefix_tokens: float | None = None) -> S
     """The trace's sessions, for the workload's moments or a replay; tokens and seconds."""
     found, first = turns(trace, shared_prefix_tokens), trace.first
     prompt, output = trace.prompt_tokens, np.maximum(trace.output_tokens, 1.0)
-    thinking = np.nan_to_num(trace.thinking_tokens)
+    thinking = np.minimum(np.nan_to_num(trace.thinking_tokens), output)
     written, thought = np.roll(output, 1), np.roll(thinking, 1)
     stripped = ~first & ~found.broken & (thought > 0.0) & (found.growth < written)
     kept = np.minimum(np.where(stripped, np.maximum(written - thought, 0.0), written), found.growth - 1.0)
