@@ -88,7 +88,7 @@ def _part(part: Mapping[str, Any]) -> str:
 def comparison(trace: Trace, fitted: Fitted) -> list[str]:
     """Means over calls of the recorded sessions, and of sessions drawn from the fits."""
     drawn = sample_sessions(session_spec(fitted.fields), _SAMPLED, 0, 2 * MAX_TOKENS)
-    pairs = zip(_means(trace_sessions(trace)).items(), _means(drawn).values(), strict=True)
+    pairs = zip(_means(trace_sessions(trace, fitted.shared_prefix_tokens)).items(), _means(drawn).values(), strict=True)
     lines = [f"mean {name}: {ours:,.4g} in the trace, {theirs:,.4g} from the fits" for (name, ours), theirs in pairs]
     if np.isfinite(fitted.arrival_cv):
         lines.append(

@@ -20,7 +20,10 @@ from breakeven.studies.study import Study
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "traces"
 real = pytest.mark.skipif(not DATA.exists(), reason="the recorded traces are not on this machine")
 
-CALLS = """session,call,input_tokens,output_tokens,thinking_tokens,cached_prefix_tokens,think_time_s,api_time_s,turn_kind
+HEADER = (
+    "session,call,input_tokens,output_tokens,thinking_tokens,cached_prefix_tokens,think_time_s,api_time_s,turn_kind"
+)
+CALLS = f"""{HEADER}
 a,0,1000,100,,0,,2,user
 a,1,1500,60,20,1000,5,3,tool
 a,2,1540,10,,1500,7,1,tool

@@ -101,7 +101,7 @@ def of(fitted: Fitted, field: str):
 
 @real
 def test_claude_code_gaps_are_the_published_mixtures(claude_code):
-    """Published: .692 LN(1.965, .530) + .308 LN(3.810, 1.519), KS .025; .124 LN(1.433, .470) + .876 LN(5.628, 1.598)."""
+    """The fits to the same file by others: KS .025 and .040."""
     for field, n, published in (
         ("tool_gap_s", 41_427, ((0.692, 1.965, 0.530), (0.308, 3.810, 1.519))),
         ("human_gap_s", 2_247, ((0.124, 1.433, 0.470), (0.876, 5.628, 1.598))),
@@ -115,7 +115,7 @@ def test_claude_code_gaps_are_the_published_mixtures(claude_code):
 
 @real
 def test_claude_code_tokens_and_counts(claude_code):
-    """Published: growth of a turn 655 at the median (here less early turns and session effects), output 216, sd .437."""
+    """Published: growth 655 at the median (here less early turns and session effects), output 216, deviation .437."""
     growth, output = of(claude_code, "growth_tokens"), of(claude_code, "output_tokens")
     assert np.median(growth.values) == pytest.approx(655, rel=0.05) and growth.ks < 0.02
     assert np.median(output.values) == pytest.approx(216, abs=1)

@@ -26,6 +26,7 @@ class Fitted:
     notes: tuple[str, ...]
     arrival_cv: float  # of the intervals between session starts; nan where those are not recorded
     sessions_per_second: float
+    shared_prefix_tokens: float | None = None  # as given
 
 
 def fit_trace(trace: Trace, shared_prefix_tokens: float | None = None) -> Fitted:
@@ -61,7 +62,7 @@ def fit_trace(trace: Trace, shared_prefix_tokens: float | None = None) -> Fitted
             f"context_cap_tokens {cap:,.0f}: there, sessions drawn from the fits have the trace's mean prompt "
             f"(its longest has {longest:,.0f} tokens)"
         )
-    return Fitted(fields, kept, tuple(notes), cv, rate)
+    return Fitted(fields, kept, tuple(notes), cv, rate, shared_prefix_tokens)
 
 
 def _growth(trace: Trace, found: Turns, growing: NDArray[np.bool_]) -> tuple[float, list[Fit | None]]:

@@ -71,8 +71,8 @@ _WORDS = (
     ("mooncake", ('"input_length"',)),
     ("tracelab", ('"input_tokens_total"',)),
     ("langfuse", ('"usageDetails"', '"usage_details"')),
+    ("litellm", ('"prompt_tokens"',)),
     ("otel", ("gen_ai.", '"spans"', '"resourceSpans"', '"trace_id"')),
-    ("litellm", ('"startTime"',)),
     ("calls", ('"input_tokens"',)),
 )
 
