@@ -23,7 +23,7 @@ from breakeven.models.sessions import MAX_TOKENS, Sessions, sample_sessions, ses
 from breakeven.models.traces import Trace, trace_sessions
 from breakeven.models.traces.fitting import Fit
 from breakeven.models.traces.preset import Fitted, curves, fit_trace
-from breakeven.studies.recorded import recorded
+from breakeven.studies.recorded import read_recorded
 from breakeven.studies.schema import set_path
 
 PICTURE = "fit.png"
@@ -37,9 +37,7 @@ def fit_file(
     given: dict[str, Any] = {"skip_bad_rows": skip_bad_rows}
     for change in changes:
         set_path(given, change)
-    given |= {"trace": str(file)} | ({} if format is None else {"format": format})
-    found = recorded(given, Path())
-    assert found is not None
+    found = read_recorded(given if format is None else {**given, "format": format}, file)
     fitted = fit_trace(found.trace, found.shared_prefix_tokens)
     show_fit(found.trace, fitted, screen)
     if out is not None:

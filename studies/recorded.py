@@ -47,20 +47,24 @@ def recorded(given: object, folder: Path) -> Recorded | None:
     """The trace that a study's workload names (relative to `folder`), or None when it names none."""
     if not isinstance(given, Mapping) or "trace" not in given:
         return None
-    known_fields(given, FIELDS, "workload")
     file = given["trace"]
     if not isinstance(file, str):
         raise InputError("workload.trace", file, "a trace file, relative to the study")
     path = folder / file
     if not path.exists():
         raise InputError("workload.trace", file, "no such file")
-    prefix = given.get("shared_prefix_tokens")
-    shared = None if prefix is None else number("workload.shared_prefix_tokens", prefix, 0.0, 1e7)
     try:
-        trace = read_trace(path, _name(given.get("format")), options(given))
+        return read_recorded(given, path)
     except InputError as error:
-        raise error.inside("workload") from None
-    return Recorded(path.name, trace, shared)
+        raise error if error.file else error.inside("workload") from None
+
+
+def read_recorded(given: Mapping[str, Any], path: Path) -> Recorded:
+    """The trace in `path`, read as the fields `given` say."""
+    known_fields(given, FIELDS)
+    prefix = given.get("shared_prefix_tokens")
+    shared = None if prefix is None else number("shared_prefix_tokens", prefix, 0.0, 1e7)
+    return Recorded(path.name, read_trace(path, _name(given.get("format")), options(given)), shared)
 
 
 def _name(value: object) -> str | None:

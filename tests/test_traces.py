@@ -246,6 +246,8 @@ def test_otel(tmp_path, text):
     same(trace.cached_tokens, np.nan, 96)
     np.testing.assert_allclose(trace.gap_s, [np.nan, 5], atol=1e-5)
     np.testing.assert_allclose(trace.tool_time_s, [np.nan, 4], atol=1e-5)
+    same(trace.person, 1, 0)
+    assert any(text.startswith("turns:") for text in trace.reading.inferred)
 
 
 def test_otel_export(tmp_path):

@@ -136,6 +136,9 @@ class Calls:
         gap, notes = _gaps(values, first)
         values["gap_s"] = gap
         tools = self._tool_times(labels, values["start_s"])
+        if self._tools and not np.isfinite(values["person"]).any():
+            values["person"] = (first | np.isnan(tools)).astype(float)
+            notes.append("turns: a tool's where one ran before the call, else a person's")
         found = replace(reading, inferred=(*reading.inferred, *notes))
         index = np.arange(len(labels)) - start[number]
         return Trace(
