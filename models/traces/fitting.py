@@ -16,6 +16,7 @@ from breakeven.models.distributions import Distribution, distribution
 Floats = NDArray[np.float64]
 
 LOGNORMAL_KS, MIXTURE_KS = 0.03, 0.05  # distances from which the next kind is tried
+WORST = 0.5  # the same, of quantiles
 NOISE = 0.886  # over sqrt(n): the distance that one sample in twenty of a true lognormal passes (Lilliefors)
 MIXTURE_OF, FIT_OF = 200, 30  # values it takes to fit a mixture, and to fit anything but quantiles
 CHECKED = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -149,13 +150,16 @@ def _simplest(field: str, rising: Floats, raw: Floats, low: float, high: float) 
     if len(raw) < FIT_OF:
         return "quantiles", quantiles(raw)
     noise = NOISE / math.sqrt(len(raw))
+
+    def good(table: dict[str, Any], most: float) -> bool:
+        fitted = distribution(table, field, low, high)
+        return distance(rising, fitted) <= max(most, noise) and worst_quantile(rising, fitted) <= WORST
+
     single = lognormal(rising)
-    if distance(rising, distribution(single, field, low, high)) <= max(LOGNORMAL_KS, noise):
+    if good(single, LOGNORMAL_KS):
         return "lognormal", single
-    if len(raw) >= MIXTURE_OF:
-        double = lognormal_mixture(rising)
-        if distance(rising, distribution(double, field, low, high)) <= max(MIXTURE_KS, noise):
-            return "mixture", double
+    if len(raw) >= MIXTURE_OF and good(double := lognormal_mixture(rising), MIXTURE_KS):
+        return "mixture", double
     return "quantiles", quantiles(raw)
 
 
