@@ -201,6 +201,30 @@ class Quantiles(Distribution):
         return np.sum(share * np.where(high > low, below + above, atom), axis=-1)
 
 
+@dataclass(frozen=True, eq=False)
+class Empirical(Distribution):
+    r"""The values themselves, each as likely: :math:`E[\min(X,t)] = (\sum_{x<=t} x + t \cdot |x>t|) / n`."""
+
+    rising: Floats
+
+    @classmethod
+    def of(cls, values: ArrayLike) -> "Empirical":
+        """The distribution of at least one value, in any order."""
+        return cls(np.sort(np.asarray(values, float)))
+
+    def invert(self, u: ArrayLike) -> Floats:
+        at = (np.asarray(u, float) * len(self.rising)).astype(int)
+        return self.rising[np.minimum(at, len(self.rising) - 1)]
+
+    def cdf(self, x: ArrayLike) -> Floats:
+        return np.searchsorted(self.rising, x, side="right") / len(self.rising)
+
+    def mean_min(self, t: ArrayLike) -> Floats:
+        n = len(self.rising)
+        below = np.searchsorted(self.rising, t, side="right")
+        return (np.append(0.0, np.cumsum(self.rising))[below] + _times(t, (n - below).astype(float))) / n
+
+
 @dataclass(frozen=True)
 class Mixture(Distribution):
     """X is part j with probability weight j."""

@@ -1,11 +1,11 @@
 """The workload as the analytic model sees it: quantile nodes and moments of what its calls need.
 
-Built once from samples of the sessions; every leaf is a 32-bit array, so a workload is an argument of
+Built once from sessions, sampled or recorded; every leaf is a 32-bit array, so a workload is an argument of
 traced code and another one does not recompile. Tokens and seconds.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import cast
 
 import jax
@@ -13,13 +13,14 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from breakeven.models.distributions import Distribution, Floats
+from breakeven.models.distributions import Distribution, Empirical, Floats
 from breakeven.models.inputs import number
 from breakeven.models.sessions import Sessions, SessionSpec, sample_sessions
 
 Leaf = Array  # on the host: read-only numpy arrays in 32 bit
 
 PREFILL_NODES, OUTPUT_NODES, CALL_NODES, CACHE_POINTS = 16, 8, 16, 64
+LEAST_SESSIONS = 1000  # the finest bin holds 0.23 % of them
 TAIL, TAIL_RATIO = 0.2, 0.6  # share of the samples in the finer bins, and their successive ratio
 
 
@@ -91,13 +92,35 @@ def workload(
     """Nodes and moments of `spec` on a model of `max_context` tokens, from `sessions` sampled sessions."""
     number("workload.arrival_cv", arrival_cv, 0.0, 100.0)
     number("workload.max_context", max_context, 16.0, 1e8)
-    number("workload.sessions", sessions, 1000, 1e7, whole=True)  # the finest bin holds 0.23 % of them
+    number("workload.sessions", sessions, LEAST_SESSIONS, 1e7, whole=True)
     return _build(spec, float(max_context), float(arrival_cv), int(sessions), int(seed))
 
 
 @functools.lru_cache(maxsize=32)
 def _build(spec: SessionSpec, max_context: float, arrival_cv: float, sessions: int, seed: int) -> Workload:
     sample = sample_sessions(spec, sessions, seed, max_context)
+    shared = spec.shared_prefix_tokens if len(spec.classes) == 1 else float(sample.shared_tokens.mean())
+    return _of_sessions(sample, spec.gap_s, shared, arrival_cv)
+
+
+def recorded_workload(sessions: Sessions, arrival_cv: float = 1.0) -> Workload:
+    """Nodes and moments of the sessions themselves, with the gaps they have; each session counts once."""
+    number("workload.arrival_cv", arrival_cv, 0.0, 100.0)
+    gaps = sessions.gap_after_s[~sessions.last]
+    gap = Empirical.of(gaps if len(gaps) else [0.0])
+    return _of_sessions(_repeated(sessions), gap, float(sessions.shared_tokens.mean()), arrival_cv)
+
+
+def _repeated(sessions: Sessions) -> Sessions:
+    """The sessions as often as it takes to fill every bin."""
+    count = int(sessions.session[-1]) + 1
+    times = -(-LEAST_SESSIONS // count)
+    tiled = {field.name: np.tile(getattr(sessions, field.name), times) for field in fields(Sessions)}
+    tiled["session"] = tiled["session"] + count * np.repeat(np.arange(times), len(sessions.session))
+    return Sessions(**tiled)
+
+
+def _of_sessions(sample: Sessions, gap: Distribution, shared: float, arrival_cv: float) -> Workload:
     calls = np.bincount(sample.session).astype(float)
     prompt, output = sample.prompt_tokens, sample.output_tokens
     steps, need, left = output - 1.0, prompt + output, prompt + output - sample.shared_tokens
@@ -106,8 +129,8 @@ def _build(spec: SessionSpec, max_context: float, arrival_cv: float, sessions: i
     middle, middle_var = _weighted(prompt + 0.5 * output, steps)
     reserved, reserved_var = _weighted(need, steps)
     idle = float(np.mean(left[~sample.last])) if calls.max() > 1.0 else 0.0
-    work, miss = cache_table(spec.gap_s, calls.mean(), idle, float(np.mean(left[sample.last])))
-    gap_mean, gap_var = _gap_moments(spec.gap_s)
+    work, miss = cache_table(gap, calls.mean(), idle, float(np.mean(left[sample.last])))
+    gap_mean, gap_var = _gap_moments(gap)
     by_output = _bin_moments(prompt + 0.5 * output, output_bins)
     return Workload(
         calls_per_session=_leaf(calls.mean()),
@@ -135,7 +158,7 @@ def _build(spec: SessionSpec, max_context: float, arrival_cv: float, sessions: i
         gap_mean_s=_leaf(gap_mean),
         gap_var_s=_leaf(gap_var),
         thinks_per_session=_leaf(calls.mean() - 1.0),
-        shared_prefix_tokens=_leaf(_shared(spec, sample)),
+        shared_prefix_tokens=_leaf(shared),
         idle_tokens=_leaf(idle),
         last_tokens=_leaf(np.mean(left[sample.last])),
         cache_work=_leaf(work),
@@ -149,11 +172,6 @@ def _leaf(value: object) -> Leaf:
     leaf = np.array(value, np.float32)
     leaf.setflags(write=False)
     return cast(Leaf, leaf)
-
-
-def _shared(spec: SessionSpec, sample: Sessions) -> float:
-    """Mean of the always cached prefix over calls."""
-    return spec.shared_prefix_tokens if len(spec.classes) == 1 else float(sample.shared_tokens.mean())
 
 
 Bins = list[NDArray[np.intp]]

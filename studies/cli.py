@@ -149,12 +149,31 @@ def plot(
 @app.command()
 def catalog(
     what: Annotated[str, typer.Argument(metavar="accelerators|llms|links|prices|workloads|topologies")],
+    fit: Annotated[Path | None, typer.Option(metavar="TRACE", help="workloads: fit one to a trace.")] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="The trace's format (default: told from the file).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the fitted workload here, and fit.png beside it.")] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave malformed rows out.")] = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="As in a study's workload: time_unit=s; repeatable."),
+    ] = None,
 ) -> int:
-    """List what the catalogue holds, with what is only recalled or disputed marked."""
+    """List what the catalogue holds, with what is only recalled or disputed marked; or fit a workload to a trace."""
     from breakeven.models.inputs import pick
     from breakeven.studies.catalog_tables import TABLES
     from breakeven.studies.console import screen
 
+    given = (fit, format_, out, skip_bad_rows or None, option)
+    if what == "workloads" and fit is not None:
+        from breakeven.studies.fitted import fit_file
+
+        return fit_file(fit, format_, out, skip_bad_rows, option or (), screen())
+    if any(value is not None for value in given):
+        raise InputError(
+            "--fit", None if fit is None else str(fit), "catalog workloads --fit TRACE takes these options"
+        )
     screen().print(TABLES[pick("catalog", what, TABLES)]())
     return 0
 

@@ -17,6 +17,7 @@ from breakeven.models.hardware import accelerator
 from breakeven.models.inputs import InputError, known_fields, pick
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.spaces.space import POOL_FIELDS
+from breakeven.studies.recorded import is_file
 from breakeven.studies.schema import read_yaml
 from breakeven.studies.study import Study
 
@@ -46,6 +47,12 @@ def anchored(data: Mapping[str, Any], file: str) -> dict[str, Any]:
         out["llm"] = {k: absolute(v) if k == "like" else v for k, v in out["llm"].items()}
     else:
         out["llm"] = absolute(out.get("llm"))
+    workload = out.get("workload")
+    if isinstance(workload, dict):
+        files = {"trace", "preset"} if "trace" in workload or is_file(workload.get("preset")) else set[str]()
+        out["workload"] = {k: absolute(v) if k in files else v for k, v in workload.items()}
+    elif is_file(workload):
+        out["workload"] = absolute(workload)
     if isinstance(out.get("prices"), dict) and "skypilot" in out["prices"]:
         out["prices"]["skypilot"] = absolute(out["prices"]["skypilot"])
     return out

@@ -185,12 +185,13 @@ def resolved(study: Study) -> dict[str, Any]:
             "source": a.source,
         },
         "workload": {
-            "name": study.session_spec.name,
+            "name": study.workload_name,
             **{
                 name: float(np.asarray(getattr(w, name)))
                 for name in ("calls_per_session", "mean_prompt", "mean_output", "max_tokens", "gap_mean_s")
             },
             "new_prefill_tokens_per_call": float(np.asarray(w.resident.mean_tokens)),
+            **({"recorded": "; ".join(study.recorded.notes(a.max_context))} if study.recorded else {}),
         },
         "accelerators": {
             a.id: {

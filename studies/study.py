@@ -20,7 +20,7 @@ from breakeven.models.prices import Prices, read_skypilot
 from breakeven.models.sessions import SessionSpec, session_spec
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
 from breakeven.models.topology import TOPOLOGIES
-from breakeven.models.workload import Workload, workload
+from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.spaces.space import (
     ROUTING,
@@ -31,6 +31,7 @@ from breakeven.spaces.space import (
     build_space,
     first_broken_rule,
 )
+from breakeven.studies.recorded import Recorded, recorded, workload_fields
 from breakeven.studies.schema import (
     BoundFields,
     PoolChoices,
@@ -91,7 +92,19 @@ class Study:
 
     @cached_property
     def session_spec(self) -> SessionSpec:
-        return session_spec(self.written.workload, "workload")
+        """The distributions of the workload; of a study that names a trace, there are none."""
+        given, name = workload_fields(self.written.workload, Path(self.file).parent)
+        spec = session_spec(given, "workload")
+        return dataclasses.replace(spec, name=name) if name else spec
+
+    @cached_property
+    def recorded(self) -> Recorded | None:
+        """The trace that is the workload, if one is."""
+        return recorded(self.written.workload, Path(self.file).parent)
+
+    @property
+    def workload_name(self) -> str:
+        return self.recorded.name if self.recorded else self.session_spec.name
 
     @cached_property
     def accelerators(self) -> tuple[Accelerator, ...]:
@@ -224,7 +237,11 @@ class Study:
     def workload(self) -> Workload:
         arrivals, load = self.written.arrivals, self.written.load
         cv = 1.0 if isinstance(arrivals, str) else arrivals.cv
-        base = workload(self.session_spec, float(self.architecture.max_context), cv)
+        context = float(self.architecture.max_context)
+        if self.recorded:
+            base = recorded_workload(self.recorded.sessions(context), cv)
+        else:
+            base = workload(self.session_spec, context, cv)
         if isinstance(load, str):
             return dataclasses.replace(base, sessions_per_second=np.float32(1.0))
         if load.concurrent_sessions is not None:
