@@ -119,6 +119,7 @@ def write_fit(trace: Trace, fitted: Fitted, path: Path) -> None:
     notes += [f"{one.field}: n {one.n}, KS {one.ks:.3f}, worst quantile {one.worst:.0%}" for one in fitted.fits]
     text = "".join(f"# {' '.join(note.split())}\n" for note in ("A study says `workload: THIS FILE`.", *notes))
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + _yaml({**about, **fitted.fields}), encoding="utf-8")
         draw_fit(trace, fitted, path.parent / PICTURE)
     except OSError as error:
