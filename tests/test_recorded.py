@@ -221,7 +221,7 @@ def test_a_run_of_a_trace_says_what_was_inferred(trace, tmp_path, capfd):
         (["workloads", "--fit", "none"], "no such file"),
         (["workloads", "--fit", "calls.csv", "--option", "time_unit=h"], "time_unit"),
         (["workloads", "--fit", "calls.csv", "--option", "x"], "PATH=VALUE"),
-        (["workloads", "--fit", "calls.csv", "--out", "no/fit.yaml"], "cannot be written"),
+        (["workloads", "--fit", "calls.csv", "--out", "/proc/nothing/fit.yaml"], "cannot be written"),
         (["llms", "--fit", "calls.csv"], "catalog workloads --fit TRACE"),
         (["workloads", "--out", "x"], "catalog workloads --fit TRACE"),
     ],
