@@ -1,0 +1,135 @@
+"""The calls of a simulation: sessions in progress at its beginning, and those that start later.
+
+A deployment in its steady state holds many sessions that are somewhere in their middle. Starting from an empty one, a
+simulation would take several session times to get there, so it starts with them: calls are drawn with the time they
+and the gap after them last, and each drawn session goes on with its next call.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breakeven.models.distributions import Floats
+from breakeven.models.sessions import Sessions
+from breakeven.models.simulation.state import Records, new_calls, new_sessions
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Load:
+    """How sessions come: a rate with the squared coefficient of variation of its intervals, or a fixed population."""
+
+    sessions_per_second: float | None
+    concurrent_sessions: float | None = None
+    arrival_cv2: float = 1.0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Calls and sessions in flat records; `starts` and `warm` name sessions, in the order of `play`."""
+
+    calls: Records
+    sessions: Records
+    starts: Ints
+    warm: Ints
+
+
+def call_s(sample: Sessions, first_s: float, token_s: float) -> Floats:
+    """Expected time of each sampled call, from the mean times to its first and per further token."""
+    return first_s + token_s * (sample.output_tokens - 1.0)
+
+
+def traffic(
+    sample: Sessions, load: Load, expected_s: Floats, until_s: float, engines: int, split: bool, seed: int
+) -> Traffic:
+    """Traffic from time 0 to `until_s` for `engines` prefill engines.
+
+    `expected_s` is the expected time of each sampled call; it only places the first sessions. In a `split`
+    deployment the prefill pool never holds the output of the previous call.
+    """
+    rng = np.random.default_rng(seed)
+    ends = np.flatnonzero(sample.last) + 1
+    gap = np.where(sample.last, 0.0, sample.gap_after_s)
+    cycle = expected_s + gap
+    through, elapsed = _in_progress(load, cycle, len(ends), rng)
+    held = sample.last[through] & (load.concurrent_sessions is None)
+    through, elapsed = through[~held], elapsed[~held]
+    fresh = sample.last[through]  # of a fixed population: their session ends, and another one begins
+    new = _new_sessions(load, until_s, len(through), len(ends) / max(cycle.sum(), 1e-9), rng)
+    first = ends - np.diff(ends, prepend=0)
+    picked = np.resize(rng.permutation(len(ends)), int(fresh.sum()) + len(new))
+    start = np.where(fresh, 0, through + 1)
+    start[fresh] = first[picked[: int(fresh.sum())]]
+    start = np.concatenate([start, first[picked[int(fresh.sum()) :]]])
+    start_s = np.concatenate([cycle[through] - elapsed, new])
+    rows, session = _rows(start, ends[sample.session[start]], gap, start_s, until_s)
+    calls, sessions = _records(sample, rows, session, start_s, split, rng, engines)
+    warm = np.flatnonzero(~fresh)
+    before = through[warm]
+    sessions["tokens"][warm] = (sample.prompt_tokens - sample.shared_tokens)[before]
+    sessions["tokens"][warm] += 0.0 if split else sample.output_tokens[before]
+    order = np.argsort(expected_s[before] - elapsed[warm], kind="stable")
+    timed = np.flatnonzero(np.isfinite(start_s))
+    starts = timed[np.argsort(start_s[timed], kind="stable")]
+    return Traffic(calls, sessions, starts.astype(np.int64), warm[order].astype(np.int64))
+
+
+def _in_progress(load: Load, cycle: Floats, sessions: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
+    """(sampled calls that sessions are at in the steady state, seconds since they came)."""
+    total = np.cumsum(cycle)
+    live = load.concurrent_sessions
+    if live is None:
+        live = float(load.sessions_per_second or 0.0) * total[-1] / sessions
+    count = int(np.floor(live + rng.random()))
+    at = (np.arange(count) + rng.random(count)) / max(count, 1) * total[-1]
+    found = np.minimum(np.searchsorted(total, at, side="right"), len(cycle) - 1)
+    return found, at - (total[found] - cycle[found])
+
+
+def _new_sessions(load: Load, until_s: float, live: int, ending_per_s: float, rng: np.random.Generator) -> Floats:
+    """Start times of the sessions that come after time 0; infinite for those that replace one that ended, of which
+    each live session has `ending_per_s`."""
+    if load.concurrent_sessions is not None:
+        return np.full(int(3.0 * live * ending_per_s * until_s) + live + 8, np.inf)
+    rate, shape = float(load.sessions_per_second or 0.0), 1.0 / load.arrival_cv2
+    count = int(rate * until_s + 6.0 * np.sqrt(load.arrival_cv2 * rate * until_s + 1.0)) + 8
+    times = np.cumsum(rng.gamma(shape, 1.0 / (shape * rate), count))
+    return times[times < until_s]
+
+
+def _rows(start: Ints, end: Ints, gap: Floats, start_s: Floats, until_s: float) -> tuple[Ints, Ints]:
+    """(sampled call, session) of every call that can come before `until_s`: gaps alone may not take it beyond."""
+    count = end - start
+    first = np.cumsum(count) - count
+    session = np.repeat(np.arange(len(start)), count)
+    rows = np.arange(len(session)) - first[session] + start[session]
+    passed = np.cumsum(gap[rows]) - gap[rows]
+    earliest = np.where(np.isfinite(start_s), start_s, 0.0)[session] + passed - passed[first[session]]
+    kept = (earliest < until_s) | (rows == start[session])
+    return rows[kept], session[kept]
+
+
+def _records(
+    sample: Sessions,
+    rows: Ints,
+    session: Ints,
+    start_s: Floats,
+    split: bool,
+    rng: np.random.Generator,
+    engines: int,
+) -> tuple[Records, Records]:
+    calls, sessions = new_calls(len(rows)), new_sessions(len(start_s))
+    calls["session"] = session
+    calls["prompt"], calls["shared"] = sample.prompt_tokens[rows], sample.shared_tokens[rows]
+    calls["output"], calls["missed_tokens"] = sample.output_tokens[rows], sample.missed_tokens[rows]
+    calls["hit_tokens"] = (sample.recomputed_tokens if split else sample.resident_tokens)[rows]
+    calls["first"], calls["last"] = sample.first[rows], sample.last[rows]
+    calls["gap_s"] = np.where(sample.last, 0.0, sample.gap_after_s)[rows]
+    cut = np.append(session[1:] != session[:-1], True) & ~calls["last"]
+    calls["gap_s"][cut] = np.inf
+    calls["tie"] = rng.random(len(rows))
+    sessions["first_call"] = np.searchsorted(session, np.arange(len(start_s)))
+    sessions["start_s"], sessions["home"] = start_s, rng.integers(engines, size=len(start_s))
+    return calls, sessions
