@@ -43,7 +43,8 @@ def run(
     search: Annotated[str | None, typer.Option(help="auto, exhaustive or optuna.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of an Optuna search.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL (default: in memory).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search and of the simulations.")] = None,
+    verify: Annotated[bool | None, typer.Option(help="Simulate the candidates that matter (default: yes).")] = None,
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
     from breakeven.studies.console import progress_bar, screen, show_result
@@ -52,13 +53,13 @@ def run(
     from breakeven.studies.run import run as run_study
     from breakeven.studies.study import Study
 
-    options = {"method": search, "trials": trials, "seed": seed}
+    options = {"method": search, "trials": trials, "seed": seed, "verify": verify}
     changes = [*(set_ or []), *[f"search.{k}={v}" for k, v in options.items() if v is not None]]
     loaded = Study.load(_study_path(study), changes)
     folder = _writable(out or Path("out") / Path(study).name.removesuffix(".yaml"))
     remember_compiled()
-    with progress_bar("evaluating") as progress:
-        result = run_study(loaded, progress, storage)
+    with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
+        result = run_study(loaded, progress, storage, verifying)
     result.save(folder)
     _draw(folder)
     write_report(result, folder)

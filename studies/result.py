@@ -12,6 +12,7 @@ import pandas as pd
 
 from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
 from breakeven.optimizer.search import Found
+from breakeven.optimizer.verify import Verification
 from breakeven.studies.deployment_file import anchored, deployment_yaml
 from breakeven.studies.study import Study
 
@@ -64,6 +65,22 @@ def table(evaluator: Evaluator, ids: np.ndarray) -> pd.DataFrame:
     return frame
 
 
+def with_verdicts(frame: pd.DataFrame, verification: Verification) -> pd.DataFrame:
+    """The frame with the simulated attainment and its confidence interval where there is one, doubts cleared there."""
+    verdicts = [verification.verdicts.get(int(c)) for c in frame["candidate"]]
+    found = [None if v is None else v.attainment for v in verdicts]
+    values = {
+        "slo_attainment_simulated": [np.nan if e is None else e.value for e in found],
+        "slo_attainment_simulated_low": [np.nan if e is None else max(e.low, 0.0) for e in found],
+        "slo_attainment_simulated_high": [np.nan if e is None else min(e.high, 1.0) for e in found],
+    }
+    frame = frame.assign(**{name: np.array(value, float) for name, value in values.items()})
+    frame["unverified"] = [
+        doubt if e is None else "" for doubt, e in zip(frame["unverified"], found, strict=True)
+    ]
+    return frame
+
+
 def _pool_costs(evaluator: Evaluator, frame: pd.DataFrame) -> dict[str, pd.Series]:
     """Cost per hour of the prefill and of the decode pool; a shared pool counts once, as decode."""
     usd_per_hour = np.asarray(evaluator.catalog.hardware.usd_per_hour, float)
@@ -89,6 +106,7 @@ class Result:
     search: str
     interrupted: bool = False
     total_seconds: float = 0.0
+    verification: Verification | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -163,8 +181,9 @@ class Result:
             "interrupted": self.interrupted,
             "objectives": list(self.found.objectives),
             "target": study.written.slo.target,
+            "candidates_simulated": 0 if self.verification is None else len(self.verification.verdicts),
             "best": None if best is None else _plain(best),
-            "versions": {name: version(name) for name in ("breakeven", "jax", "numpy", "optuna", "pandas")}
+            "versions": {name: version(name) for name in ("breakeven", "jax", "numba", "numpy", "optuna", "pandas")}
             | {"python": platform.python_version()},
             "study": anchored(study.data, study.file),
             "resolved": resolved(study),

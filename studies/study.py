@@ -22,6 +22,7 @@ from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.models.workload import Workload, workload
 from breakeven.optimizer.evaluator import Evaluator
+from breakeven.optimizer.simulator import Simulator
 from breakeven.spaces.space import (
     ROUTING,
     Domains,
@@ -264,3 +265,7 @@ class Study:
             session_p95="session_p95_s" in self.written.objectives,
             max_load=self.max_load,
         )
+
+    def simulator(self, evaluator: Evaluator | None = None) -> Simulator:
+        """What simulates the study's candidates."""
+        return Simulator(evaluator or self.evaluator(), self.session_spec, float(self.architecture.max_context))
