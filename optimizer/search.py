@@ -22,7 +22,9 @@ class Found:
     objectives: tuple[str, ...]
     archive: Archive = field(default_factory=Archive)
     best: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # family -> (rank, -attainment, candidate)
-    meeting: dict[int, Archive] = field(default_factory=dict)  # family -> those that meet the target, rank by attainment
+    meeting: dict[int, Archive] = field(
+        default_factory=dict
+    )  # family -> those that meet the target, rank by attainment
     nearest: dict[str, float] = field(default_factory=dict)  # limit -> smallest excess of those it stops
     stopped: dict[str, int] = field(default_factory=dict)  # limit -> candidates whose first broken limit it is
     highest_attainment: float = 0.0

@@ -13,6 +13,7 @@ from breakeven.models.simulation import (
     Bounds,
     Load,
     Machines,
+    Replications,
     Simulated,
     Window,
     call_s,
@@ -98,6 +99,13 @@ class Ready:
         return Load(self["sessions_per_second"], None, float(workload.arrival_cv2))
 
     @property
+    def settling_calls(self) -> int:
+        """Calls of one mean session time: how long a doubtful prefix cache may take to show what becomes of it."""
+        doubtful = self["doubt_cache_unsettled"] or self["doubt_cache_short"]
+        seconds = self["session_mean_s"]
+        return int(seconds * self.calls_per_s) if doubtful and np.isfinite(seconds) else 0
+
+    @property
     def calls_per_s(self) -> float:
         """Offered calls per second."""
         return self["sessions_per_second"] * self.simulator.calls_per_session
@@ -125,10 +133,15 @@ class Ready:
         workload, catalog = simulator.evaluator.workload, simulator.evaluator.catalog
         ready = plan(self.machine, self.resolved, workload, catalog, window, self.row)
         split = ready.decode_engines > 0
+        cache = ready.prefill_engines * ready.prefill_capacity
         coming = traffic(
-            simulator.sample, self.load, expected, window.horizon_s, ready.prefill_engines, split, seed
+            simulator.sample, self.load, expected, window.horizon_s, ready.prefill_engines, split, cache, seed
         )
         return simulate(ready, coming, log_rows)
+
+    def replicate(self, runs: int, calls: int, seed: int, **options: Any) -> Replications:
+        """`runs` independent simulations of about `calls` calls each."""
+        return Replications(tuple(self.simulate(calls, seed + k, **options) for k in range(runs)))
 
     def _longest_session_s(self, expected: Floats) -> float:
         sample = self.simulator.sample

@@ -1,6 +1,6 @@
 """Verification: the deployments that matter are simulated, and one is only named cheapest if it holds there.
 
-Simulations double in length until their confidence interval is narrow, or clearly on one side of the target.
+Their number doubles until the confidence interval is narrow, or clearly on one side of the target.
 """
 
 import os
@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from breakeven.models.attainment import Slo
-from breakeven.models.simulation import Estimate
+from breakeven.models.simulation import Estimate, Replications, Simulated
 from breakeven.optimizer.simulator import Ready, Simulator, bounds
 
-FIRST_CALLS = 10_000
-MOST_CALLS = 160_000
+CALLS = 4_000  # of one simulation; of a doubtful prefix cache as many as come in a session's time
+FIRST_RUNS, MOST_RUNS = 6, 48
+MOST_CALLS = 240_000  # of one candidate
 HALF_WIDTH = 0.01
 SECONDS = 20.0
 
@@ -42,6 +43,7 @@ class Verification:
     seconds: float = SECONDS
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     started: float = 0.0
+    spent_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.target = float(self.slo.target)
@@ -55,25 +57,26 @@ class Verification:
         """Simulate one candidate; None when time is over before anything is known of it."""
         if not ready.fits:
             return None
-        found, calls = None, FIRST_CALLS
-        while calls <= MOST_CALLS and not self.over:
-            played = ready.simulate(calls, self.seed, whole_sessions=self.bounds.of_sessions)
-            shares = played.attainment(self.bounds)
+        runs: list[Simulated] = []
+        calls = min(max(CALLS, ready.settling_calls), MOST_CALLS // FIRST_RUNS)
+        found, most = None, min(MOST_RUNS, MOST_CALLS // calls)
+        while len(runs) < most and not self.over:
+            for k in range(len(runs), min(max(2 * len(runs), FIRST_RUNS), most)):
+                runs.append(ready.simulate(calls, self.seed + k, whole_sessions=self.bounds.of_sessions))
+            shares = Replications(tuple(runs)).attainment(self.bounds)
             joint = shares["slo"]
             found = Verdict(ready.candidate, joint, self._meets(shares))
-            clear = abs(joint.value - self.target) > 3.0 * joint.half_width and joint.half_width < 3.0 * HALF_WIDTH
+            clear = abs(joint.value - self.target) > joint.half_width and joint.half_width < 3.0 * HALF_WIDTH
             if joint.half_width < HALF_WIDTH or clear:
                 break
-            calls *= 2
         return found
 
     def _meets(self, shares: dict[str, Estimate]) -> bool:
         """Whether the joint target and the fractions of single bounds are reached."""
-        alone = [getattr(self.slo, name) for name in shares if name != "slo"]
-        fractions = dict(zip([name for name in shares if name != "slo"], alone, strict=True))
-        return shares["slo"].value >= self.target and all(
-            shares[name].value >= float(bound.fraction) for name, bound in fractions.items() if bound is not None
-        )
+        if shares["slo"].value < self.target:
+            return False
+        alone = [name for name in shares if name != "slo"]
+        return all(shares[name].value >= float(getattr(self.slo, name).fraction) for name in alone)
 
     def warm_up(self, ready: Ready) -> None:
         """Compile the loop and draw the sessions, which no clock should count."""
@@ -90,16 +93,17 @@ class Verification:
         if not wanted:
             return {}
         self.warm_up(ready[wanted[0]])
+        ends: dict[int, int | None] = {}
         workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
         total = len(lists) + len(others)
         with ThreadPoolExecutor(workers) as pool:
-            ends = {}
             for k, end in enumerate(pool.map(lambda some: self._walk([ready[c] for c in some]), lists)):
                 ends[k] = end
                 progress(k + 1, total)
             for done, verdict in enumerate(pool.map(lambda c: self._judge_once(ready[c]), others)):
                 del verdict
                 progress(len(lists) + done + 1, total)
+        self.spent_s = time.perf_counter() - self.started
         return ends
 
     def _judge_once(self, ready: Ready) -> Verdict | None:

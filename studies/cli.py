@@ -88,20 +88,26 @@ def _draw(folder: Path) -> None:
 
     from breakeven.studies.deployment_file import read_record
     from breakeven.studies.plots import pareto
-    from breakeven.studies.result import records
+    from breakeven.studies.result import SIMULATED, records
 
     record = read_record(folder)
     try:
         evaluations = pd.read_parquet(folder / "evaluations.parquet")
-        families = pd.read_csv(folder / "families.csv", keep_default_na=False)
+        tables = [
+            pd.read_csv(folder / name, keep_default_na=False, na_values={c: [""] for c in SIMULATED})
+            for name in ("families.csv", "front.csv")
+        ]
     except (OSError, ValueError):
-        raise InputError("folder", str(folder), "evaluations.parquet or families.csv cannot be read") from None
+        raise InputError(
+            "folder", str(folder), "evaluations.parquet, families.csv or front.csv cannot be read"
+        ) from None
     objectives = record["objectives"]
     pair = ("cost_per_hour_usd", "slo_attainment")
     if not set(pair) <= set(objectives):
         pair = (objectives[0], objectives[1])
-    best = records(families)[0] if len(families) else None
-    pareto(evaluations, best, record, folder / "pareto.png", pair)
+    best = records(tables[0])[0] if len(tables[0]) else None
+    simulated = pd.concat(tables).drop_duplicates("candidate") if set(SIMULATED) <= set(tables[0]) else None
+    pareto(evaluations, best, record, folder / "pareto.png", pair, simulated)
 
 
 @app.command()

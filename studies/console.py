@@ -36,6 +36,7 @@ _COLUMNS: tuple[tuple[str, str, Form], ...] = (
     ("kv", "KV", str),
     ("cost_per_hour_usd", "USD/h", lambda v: f"{v:,.2f}"),
     ("slo_attainment", "attainment", _share),
+    ("slo_attainment_simulated", "simulated", lambda v: _share(v) if v == v else ""),
     ("ttft_p95_s", "TTFT p95", _seconds),
     ("tpot_p95_s", "TPOT p95", _seconds),
     ("utilization_max", "busiest", lambda v: f"{v:.0%}"),
@@ -100,6 +101,15 @@ def _family(row: Row) -> str:
     return "split" if len(TOPOLOGIES[row["topology"]].pools) > 1 else "joint"
 
 
+def _simulated(row: Row) -> str:
+    """The simulated attainment of a row in words, if there is one."""
+    value = row.get("slo_attainment_simulated", np.nan)
+    if not np.isfinite(value):
+        return ""
+    half = 0.5 * (row["slo_attainment_simulated_high"] - row["slo_attainment_simulated_low"])
+    return f", simulated {_share(value)} ± {half:.2%}"
+
+
 def decision(result: Result) -> list[str]:
     """The answer in sentences: the choice, and what the best of the other kind costs beside it."""
     best, target = result.best, result.study.written.slo.target
@@ -109,7 +119,7 @@ def decision(result: Result) -> list[str]:
     word = "Most load" if result.study.max_load else "Cheapest"
     lines = [
         f"{word} that meets the target of {target:g}: {best['deployment']} ({best['topology']}, KV {best['kv']}), "
-        f"{best[rank]:,.2f} {unit}, attainment {_share(best['slo_attainment'])}"
+        f"{best[rank]:,.2f} {unit}, attainment {_share(best['slo_attainment'])}{_simulated(best)}"
         + (f". Unverified: {best['unverified']}." if best["unverified"] else ".")
     ]
     kinds = {
@@ -152,10 +162,16 @@ def show_result(result: Result, console: Console) -> None:
     rate = found.evaluated / max(result.seconds, 1e-9)
     console.print(
         f"{found.evaluated:,} candidates evaluated in {result.seconds:.1f} s ({rate:,.0f} per second, "
-        f"{result.search}); {found.feasible:,} feasible.",
+        f"{result.search}); {found.feasible:,} feasible{_verified(result)}.",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _verified(result: Result) -> str:
+    if result.verification is None:
+        return ""
+    return f"; {len(result.verification.verdicts)} simulated in {result.verification.spent_s:.1f} s"
 
 
 def _shown(name: str, value: Any) -> str:

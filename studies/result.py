@@ -21,6 +21,7 @@ FAMILIES = "families.csv"
 EVALUATIONS = "evaluations.parquet"
 BEST = "best.yaml"
 RECORD = "study.json"
+SIMULATED = ("slo_attainment_simulated", "slo_attainment_simulated_low", "slo_attainment_simulated_high")
 
 _FLAGS = ("excess_", "doubt_")
 
@@ -69,15 +70,10 @@ def with_verdicts(frame: pd.DataFrame, verification: Verification) -> pd.DataFra
     """The frame with the simulated attainment and its confidence interval where there is one, doubts cleared there."""
     verdicts = [verification.verdicts.get(int(c)) for c in frame["candidate"]]
     found = [None if v is None else v.attainment for v in verdicts]
-    values = {
-        "slo_attainment_simulated": [np.nan if e is None else e.value for e in found],
-        "slo_attainment_simulated_low": [np.nan if e is None else max(e.low, 0.0) for e in found],
-        "slo_attainment_simulated_high": [np.nan if e is None else min(e.high, 1.0) for e in found],
-    }
-    frame = frame.assign(**{name: np.array(value, float) for name, value in values.items()})
-    frame["unverified"] = [
-        doubt if e is None else "" for doubt, e in zip(frame["unverified"], found, strict=True)
-    ]
+    shown = [(np.nan,) * 3 if e is None else (e.value, max(e.low, 0.0), min(e.high, 1.0)) for e in found]
+    values = np.array(shown, float).reshape(-1, 3)
+    frame = frame.assign(**{name: values[:, i] for i, name in enumerate(SIMULATED)})
+    frame["unverified"] = [doubt if e is None else "" for doubt, e in zip(frame["unverified"], found, strict=True)]
     return frame
 
 
@@ -121,6 +117,12 @@ class Result:
     def why_not(self) -> str:
         """In one line, why nothing meets the target: which constraint binds, and by how much."""
         slo, found = self.study.written.slo, self.found
+        if found.best and self.verification is not None:
+            tried = self.verification.verdicts.values()
+            return (
+                f"{len(found.best)} topologies meet it by the model, but none of their candidates does when simulated; "
+                f"the best of {len(tried)} reaches {max(v.attainment.value for v in tried):.4f}"
+            )
         if found.feasible:
             bounds = {name: getattr(slo, f"{name}_s") for name in found.alone}
             hardest = min((name for name in bounds if bounds[name] is not None), key=lambda name: found.alone[name][0])

@@ -23,9 +23,7 @@ def silent(done: int, total: int) -> None:
     del done, total
 
 
-def run(
-    study: Study, progress: Progress = silent, storage: str | None = None, verifying: Progress = silent
-) -> Result:
+def run(study: Study, progress: Progress = silent, storage: str | None = None, verifying: Progress = silent) -> Result:
     """Search the study's space, simulate the candidates that matter, and tabulate what was found.
 
     Exhaustive up to ten million candidates unless the study says otherwise, Optuna beyond. An interrupt (Ctrl-C)

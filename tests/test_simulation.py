@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_reference import Reference
 
-from breakeven.models.simulation import Bounds, Simulated, Traffic, simulate
-from breakeven.models.simulation.state import CHUNKED, COLOCATED, SPLIT, Plan, Speed, new_calls, new_sessions, new_state
+from breakeven.models.simulation import Traffic, simulate
+from breakeven.models.simulation.state import CHUNKED, COLOCATED, SPLIT, Plan, Speed, new_calls, new_sessions
 
 SPEED = Speed(
     step=4e-3,
@@ -71,7 +71,7 @@ def small_traffic(sessions: int, engines: int, rate: float, seed: int, warm: int
     rows["first_call"], rows["home"] = start, rng.integers(engines, size=sessions)
     rows["start_s"] = np.cumsum(rng.exponential(1.0 / rate, sessions))
     rows["tokens"][:warm] = 100.0
-    return Traffic(calls, rows, np.arange(sessions), np.arange(warm))
+    return Traffic(calls, rows, np.arange(sessions), np.arange(warm), sessions)
 
 
 def case(mode: int, limited: bool, balanced: bool) -> Plan:

@@ -141,7 +141,7 @@ def _end(plan: Plan, s: State, c: int, now: float) -> None:
         clock.outstanding -= 1
     if not call.last:
         push_event(s, now + call.gap_s + plan.request_s, ARRIVAL, c + 1, 0)
-    elif clock.waiting_session < len(s.sessions):
+    elif clock.waiting_session < clock.playing:
         following = s.sessions[clock.waiting_session].first_call
         clock.waiting_session += 1
         push_event(s, now + plan.request_s, ARRIVAL, following, 0)

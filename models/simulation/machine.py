@@ -87,9 +87,7 @@ def _speed(stages: tuple[Coefficients, Coefficients], choice: Any, catalog: Cata
     )
 
 
-def plan(
-    found: Machines, resolved: Resolved, workload: Workload, catalog: Catalog, window: Window, i: int = 0
-) -> Plan:
+def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catalog, window: Window, i: int = 0) -> Plan:
     """Candidate `i` of a batch, ready to be played."""
     p, d = resolved.prefill_attention.choice, resolved.decode_attention.choice
     split = _number(p.pool, i) != _number(d.pool, i)

@@ -1,4 +1,4 @@
-"""Playing a deployment forward, and what its calls saw: latencies, attainment with its uncertainty, use."""
+"""Playing a deployment forward, and what its calls saw."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,20 +12,6 @@ from breakeven.models.simulation.state import HIT, MISSED, Plan, Records, new_st
 from breakeven.models.simulation.traffic import Traffic
 
 Flags = NDArray[np.bool_]
-BATCHES = 20
-STUDENT = 2.093  # 0.975 quantile of Student's t with BATCHES - 1 degrees of freedom
-
-
-class Estimate(NamedTuple):
-    """A share or a mean with its 95 % confidence interval, by batch means over time."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def half_width(self) -> float:
-        return 0.5 * (self.high - self.low)
 
 
 class Bounds(NamedTuple):
@@ -110,58 +96,29 @@ class Simulated:
         spent = np.where(ended, self.calls["end_s"][final], np.inf) - self.calls["arrival_s"][first]
         return rows, spent
 
-    def attainment(self, bounds: Bounds) -> dict[str, Estimate]:
-        """Shares of calls (or sessions) in time: `slo` jointly, and each bound alone."""
+    def calls_in_time(self, bounds: Bounds) -> dict[str, Flags]:
+        """Of each measured call: whether it met all bounds of a call (`slo`), and each that there is alone."""
         seen = self.latencies()
-        out, met = {}, np.ones(len(seen["call_s"]), bool)
-        for name in ("ttft", "tpot", "call"):
-            within = seen[f"{name}_s"] <= getattr(bounds, f"{name}_s")
-            met &= within & np.isfinite(seen["call_s"])
-            if np.isfinite(getattr(bounds, f"{name}_s")):
-                out[name] = batch_means(within, seen["arrival_s"], self.plan)
-        joint = batch_means(met, seen["arrival_s"], self.plan)
-        if bounds.of_sessions:
-            joint = self._sessions(bounds, joint, out)
-        return {"slo": joint} | out
+        alone = {name: seen[f"{name}_s"] <= getattr(bounds, f"{name}_s") for name in ("ttft", "tpot", "call")}
+        joint = np.isfinite(seen["call_s"]) & alone["ttft"] & alone["tpot"] & alone["call"]
+        return {"slo": joint} | {k: v for k, v in alone.items() if np.isfinite(getattr(bounds, f"{k}_s"))}
 
-    def _sessions(self, bounds: Bounds, calls: Estimate, out: dict[str, Estimate]) -> Estimate:
-        """The joint share where sessions count; adds the share of sessions in time to `out`."""
+    def sessions_in_time(self, bounds: Bounds) -> tuple[Flags, Flags]:
+        """Of each session that started in the window: whether it ended in time, and met every bound in every call."""
         rows, spent = self.session_times()
-        started = self.calls["arrival_s"][self.sessions["first_call"][rows]]
-        in_time = batch_means(spent <= bounds.session_s, started, self.plan)
-        if np.isfinite(bounds.session_s):
-            out["session"] = in_time
-        if not bounds.per_session:
-            return Estimate(*(a * b for a, b in zip(calls, in_time, strict=True)))
-        end, first = self.calls["end_s"], self.calls["first_s"]
+        arrival, first, end = (self.calls[name] for name in ("arrival_s", "first_s", "end_s"))
         with np.errstate(invalid="ignore"):
-            steps = np.maximum(self.calls["output"] - 1.0, 1.0)
-            late = ~(first - self.calls["arrival_s"] <= bounds.ttft_s) | ~((end - first) / steps <= bounds.tpot_s)
-            late |= ~(end - self.calls["arrival_s"] <= bounds.call_s)
+            late = ~(first - arrival <= bounds.ttft_s) | ~(end - arrival <= bounds.call_s)
+            late |= ~((end - first) / np.maximum(self.calls["output"] - 1.0, 1.0) <= bounds.tpot_s)
         bad = np.bincount(self.calls["session"], weights=late, minlength=len(self.sessions))[rows] > 0.0
-        return batch_means((spent <= bounds.session_s) & np.isfinite(spent) & ~bad, started, self.plan)
-
-
-def batch_means(values: NDArray[np.generic], at_s: Floats, plan: Plan) -> Estimate:
-    """Mean of `values` observed at times of the window, its error from the means of equal spans of time (a ratio
-    estimator, for spans hold unlike numbers)."""
-    if not len(values):
-        return Estimate(1.0, 0.0, 1.0)
-    span = (at_s - plan.window_start_s) / (plan.window_end_s - plan.window_start_s)
-    batch = np.minimum((span * BATCHES).astype(np.int64), BATCHES - 1)
-    count = np.bincount(batch, minlength=BATCHES)
-    mean = float(np.mean(values, dtype=np.float64))
-    residual = np.bincount(batch, weights=values.astype(np.float64), minlength=BATCHES) - mean * count
-    error = float(np.sqrt(np.sum(residual**2) * BATCHES / (BATCHES - 1.0)) / count.sum())
-    # A share that no call missed is still uncertain by what n calls cannot show.
-    half = STUDENT * error + 3.0 / len(values) * (error == 0.0)
-    return Estimate(mean, mean - half, mean + half)
+        in_time = (spent <= bounds.session_s) & np.isfinite(spent)
+        return in_time, in_time & ~bad
 
 
 def simulate(plan: Plan, traffic: Traffic, log_rows: int = 0) -> Simulated:
     """Play `traffic` through the deployment of `plan`."""
     state = new_state(plan, traffic.calls, traffic.sessions, log_rows)
-    state.clock[0].waiting_session = len(traffic.starts)
+    state.clock["waiting_session"], state.clock["playing"] = len(traffic.starts), traffic.playing
     play(plan, state, traffic.starts, traffic.warm)
     clock = state.clock[0]
     return Simulated(

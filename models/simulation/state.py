@@ -149,6 +149,7 @@ _CLOCK = [
     ("taken", "i8"),  # events so far
     ("logged", "i8"),
     ("waiting_session", "i8"),  # next session that starts when another ends
+    ("playing", "i8"),  # sessions that have calls
     ("outstanding", "i8"),  # calls of the window that have not left
     ("arrived", "i8"),  # in the window
     ("left", "i8"),  # in the window

@@ -31,9 +31,10 @@ class Traffic:
     """Calls and sessions in flat records; `starts` and `warm` name sessions, in the order of `play`."""
 
     calls: Records
-    sessions: Records
+    sessions: Records  # those that ended before time 0 come last: they have no calls, only a place in the cache
     starts: Ints
     warm: Ints
+    playing: int  # sessions that have calls
 
 
 def call_s(sample: Sessions, first_s: float, token_s: float) -> Floats:
@@ -42,38 +43,56 @@ def call_s(sample: Sessions, first_s: float, token_s: float) -> Floats:
 
 
 def traffic(
-    sample: Sessions, load: Load, expected_s: Floats, until_s: float, engines: int, split: bool, seed: int
+    sample: Sessions,
+    load: Load,
+    expected_s: Floats,
+    until_s: float,
+    engines: int,
+    split: bool,
+    cache_tokens: float,
+    seed: int,
 ) -> Traffic:
-    """Traffic from time 0 to `until_s` for `engines` prefill engines.
+    """Traffic from time 0 to `until_s` for `engines` prefill engines with a cache of `cache_tokens` together.
 
     `expected_s` is the expected time of each sampled call; it only places the first sessions. In a `split`
     deployment the prefill pool never holds the output of the previous call.
     """
     rng = np.random.default_rng(seed)
     ends = np.flatnonzero(sample.last) + 1
+    first = ends - np.diff(ends, prepend=0)
     gap = np.where(sample.last, 0.0, sample.gap_after_s)
     cycle = expected_s + gap
+    per_session_s = float(cycle.sum()) / len(ends)
     through, elapsed = _in_progress(load, cycle, len(ends), rng)
-    held = sample.last[through] & (load.concurrent_sessions is None)
-    through, elapsed = through[~held], elapsed[~held]
-    fresh = sample.last[through]  # of a fixed population: their session ends, and another one begins
-    new = _new_sessions(load, until_s, len(through), len(ends) / max(cycle.sum(), 1e-9), rng)
-    first = ends - np.diff(ends, prepend=0)
-    picked = np.resize(rng.permutation(len(ends)), int(fresh.sum()) + len(new))
-    start = np.where(fresh, 0, through + 1)
-    start[fresh] = first[picked[: int(fresh.sum())]]
-    start = np.concatenate([start, first[picked[int(fresh.sum()) :]]])
+    goes_on = ~sample.last[through]
+    if load.concurrent_sessions is None:  # else another session follows one at its last call
+        through, elapsed, goes_on = through[goes_on], elapsed[goes_on], goes_on[goes_on]
+    new = _new_sessions(load, until_s, len(through), per_session_s, rng)
     start_s = np.concatenate([cycle[through] - elapsed, new])
+    start = first[np.resize(rng.permutation(len(ends)), len(start_s))]
+    start[: len(through)] = np.where(goes_on, through + 1, start[: len(through)])
     rows, session = _rows(start, ends[sample.session[start]], gap, start_s, until_s)
-    calls, sessions = _records(sample, rows, session, start_s, split, rng, engines)
-    warm = np.flatnonzero(~fresh)
-    before = through[warm]
-    sessions["tokens"][warm] = (sample.prompt_tokens - sample.shared_tokens)[before]
-    sessions["tokens"][warm] += 0.0 if split else sample.output_tokens[before]
-    order = np.argsort(expected_s[before] - elapsed[warm], kind="stable")
+    kept = (sample.prompt_tokens - sample.shared_tokens) + (0.0 if split else sample.output_tokens)
+    live = np.flatnonzero(goes_on)
+    ended = _ended(load, kept[ends - 1], per_session_s, cache_tokens, rng)
+    rates = load.sessions_per_second or len(through) / per_session_s
+    idle_s = np.concatenate([elapsed[live] - expected_s[through[live]], (np.arange(len(ended)) + 0.5) / rates])
+    holding = np.concatenate([live, len(start_s) + np.arange(len(ended))])
+    calls, sessions = _records(sample, rows, session, np.append(start_s, np.full(len(ended), np.inf)), split)
+    calls["tie"] = rng.random(len(calls))
+    sessions["home"] = rng.integers(engines, size=len(sessions))
+    sessions["tokens"][holding] = np.concatenate([kept[through[live]], ended])
     timed = np.flatnonzero(np.isfinite(start_s))
     starts = timed[np.argsort(start_s[timed], kind="stable")]
-    return Traffic(calls, sessions, starts.astype(np.int64), warm[order].astype(np.int64))
+    warm = holding[np.argsort(-idle_s, kind="stable")]
+    return Traffic(calls, sessions, starts.astype(np.int64), warm.astype(np.int64), len(start_s))
+
+
+def _ended(load: Load, left: Floats, per_session_s: float, cache_tokens: float, rng: np.random.Generator) -> Floats:
+    """Tokens of the sessions that ended last, as many as could still be cached, the latest first."""
+    fill = 1.2 * cache_tokens / max(float(left.mean()), 1.0)
+    past = 2.0 * (load.concurrent_sessions or float(load.sessions_per_second or 0.0) * per_session_s)
+    return rng.choice(left, int(min(fill, past)))
 
 
 def _in_progress(load: Load, cycle: Floats, sessions: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
@@ -88,11 +107,11 @@ def _in_progress(load: Load, cycle: Floats, sessions: int, rng: np.random.Genera
     return found, at - (total[found] - cycle[found])
 
 
-def _new_sessions(load: Load, until_s: float, live: int, ending_per_s: float, rng: np.random.Generator) -> Floats:
-    """Start times of the sessions that come after time 0; infinite for those that replace one that ended, of which
-    each live session has `ending_per_s`."""
+def _new_sessions(load: Load, until_s: float, live: int, per_session_s: float, rng: np.random.Generator) -> Floats:
+    """Start times of the sessions that come after time 0; infinite for those that replace one that ended, which
+    lasts `per_session_s` on average."""
     if load.concurrent_sessions is not None:
-        return np.full(int(3.0 * live * ending_per_s * until_s) + live + 8, np.inf)
+        return np.full(int(3.0 * live * until_s / per_session_s) + live + 8, np.inf)
     rate, shape = float(load.sessions_per_second or 0.0), 1.0 / load.arrival_cv2
     count = int(rate * until_s + 6.0 * np.sqrt(load.arrival_cv2 * rate * until_s + 1.0)) + 8
     times = np.cumsum(rng.gamma(shape, 1.0 / (shape * rate), count))
@@ -111,15 +130,8 @@ def _rows(start: Ints, end: Ints, gap: Floats, start_s: Floats, until_s: float) 
     return rows[kept], session[kept]
 
 
-def _records(
-    sample: Sessions,
-    rows: Ints,
-    session: Ints,
-    start_s: Floats,
-    split: bool,
-    rng: np.random.Generator,
-    engines: int,
-) -> tuple[Records, Records]:
+def _records(sample: Sessions, rows: Ints, session: Ints, start_s: Floats, split: bool) -> tuple[Records, Records]:
+    """Calls `rows` of the sample as records of their sessions, each of which starts at `start_s`."""
     calls, sessions = new_calls(len(rows)), new_sessions(len(start_s))
     calls["session"] = session
     calls["prompt"], calls["shared"] = sample.prompt_tokens[rows], sample.shared_tokens[rows]
@@ -129,7 +141,6 @@ def _records(
     calls["gap_s"] = np.where(sample.last, 0.0, sample.gap_after_s)[rows]
     cut = np.append(session[1:] != session[:-1], True) & ~calls["last"]
     calls["gap_s"][cut] = np.inf
-    calls["tie"] = rng.random(len(rows))
     sessions["first_call"] = np.searchsorted(session, np.arange(len(start_s)))
-    sessions["start_s"], sessions["home"] = start_s, rng.integers(engines, size=len(start_s))
+    sessions["start_s"] = start_s
     return calls, sessions
