@@ -26,7 +26,7 @@ from breakeven.models.tables import Resolved, resolve
 from breakeven.optimizer.evaluator import SMALL, Columns, Evaluator
 
 SAMPLED_CALLS = 400_000  # of which a simulation takes its sessions
-WARM_UP = 0.2  # share of a simulation that is not measured
+WARM_UP = 0.3  # share of a simulation that is not measured
 LONGEST_S = (120.0, 1.0)  # times to the first and per further token that place the first sessions of a saturated one
 
 

@@ -15,8 +15,8 @@ from breakeven.models.attainment import Slo
 from breakeven.models.simulation import Estimate, Replications, Simulated
 from breakeven.optimizer.simulator import Ready, Simulator, bounds
 
-CALLS = 4_000  # of one simulation; of a doubtful prefix cache as many as come in a session's time
-FIRST_RUNS, MOST_RUNS = 6, 48
+CALLS = 8_000  # of one simulation; of a doubtful prefix cache as many as come in a session's time
+FIRST_RUNS, MOST_RUNS = 6, 30
 MOST_CALLS = 240_000  # of one candidate
 HALF_WIDTH = 0.01
 SECONDS = 20.0

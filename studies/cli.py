@@ -140,6 +140,42 @@ def explain(
 
 
 @app.command()
+def simulate(
+    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT.yaml|DIR[:row]", help="What to simulate.")],
+    calls: Annotated[int, typer.Option(min=100, max=100_000_000, help="Calls to measure.")] = 200_000,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the random numbers.")] = 0,
+    warmup: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of the time that is not measured.")] = 0.3,
+    out: Annotated[Path | None, typer.Option(help="Write calls.parquet and latency.png into this folder.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(metavar="OUT.json", help="Write a Chrome trace.")] = None,
+) -> int:
+    """Play one deployment forward, call by call, and show what it does beside what the model predicts."""
+    from breakeven.studies.console import screen, show_simulation
+    from breakeven.studies.deployment_file import read_deployment
+    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.simulate import calls_frame, simulate_deployment
+    from breakeven.studies.trace import write_trace
+
+    deployed = read_deployment(deployment)
+    folder = _writable(out) if out else None
+    if perfetto:
+        _writable(perfetto.parent)
+    remember_compiled()
+    report = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
+    show_simulation(report, screen())
+    if folder:
+        from breakeven.studies.latency_plot import latency
+
+        frame = calls_frame(report.replications)
+        frame.to_parquet(folder / "calls.parquet", index=False)
+        latency(frame, report.seconds, report.title, folder / "latency.png")
+        typer.echo(f"Written to {folder}{os.sep}: calls.parquet, latency.png")
+    if perfetto:
+        write_trace(report.replications.runs[0], perfetto)
+        typer.echo(f"Written: {perfetto}; open it at https://ui.perfetto.dev")
+    return 0
+
+
+@app.command()
 def plot(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")],
     what: Annotated[str, typer.Option(help="pareto")] = "pareto",

@@ -14,6 +14,7 @@ from rich.table import Table
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.studies.explain import Explanation
 from breakeven.studies.result import Result, Row, records
+from breakeven.studies.simulate import Report
 
 SHOWN_ROWS = 16
 WIDE = 130
@@ -36,7 +37,7 @@ _COLUMNS: tuple[tuple[str, str, Form], ...] = (
     ("kv", "KV", str),
     ("cost_per_hour_usd", "USD/h", lambda v: f"{v:,.2f}"),
     ("slo_attainment", "attainment", _share),
-    ("slo_attainment_simulated", "simulated", lambda v: _share(v) if v == v else ""),
+    ("slo_attainment_simulated", "simulated", lambda v: _share(v) if np.isfinite(v) else ""),
     ("ttft_p95_s", "TTFT p95", _seconds),
     ("tpot_p95_s", "TPOT p95", _seconds),
     ("utilization_max", "busiest", lambda v: f"{v:.0%}"),
@@ -205,6 +206,32 @@ def show_explanation(found: Explanation, console: Console, against: Explanation 
             table.add_row(*cells)
         console.print(table)
         console.print()
+
+
+def show_simulation(report: Report, console: Console) -> None:
+    """Print what a simulation showed beside the model's prediction, and what is wrong with it."""
+    out = Table(title=report.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in ("", "simulated", "95 % interval", "model"):
+        out.add_column(heading, justify="left" if not heading else "right")
+    for line in report.lines:
+        value, low, high = (_measured(line.name, x) for x in line.simulated)
+        known = np.isfinite(line.simulated.low) and np.isfinite(line.simulated.high)
+        cells = [value, f"{low} to {high}" if known else "", _measured(line.name, line.model)]
+        out.add_row(line.name.removesuffix("_s").replace("_", " "), *cells)
+    console.print(out)
+    found = report.replications
+    events = sum(run.events for run in found.runs)
+    console.print(f"{found.calls:,} calls measured in {len(found.runs)} parts, {events:,} events.", highlight=False)
+    for words in report.warnings:
+        console.print(f"Warning: {words}.", highlight=False, soft_wrap=True)
+
+
+def _measured(name: str, value: float) -> str:
+    if not np.isfinite(value):
+        return "never" if value > 0.0 else ""
+    if name.endswith("_s"):
+        return _seconds(value)
+    return f"{value:,.4g}" if name.endswith("_per_second") else _share(value)
 
 
 def _difference(name: str, value: Any, other: Any) -> str:

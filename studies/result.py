@@ -70,7 +70,7 @@ def with_verdicts(frame: pd.DataFrame, verification: Verification) -> pd.DataFra
     """The frame with the simulated attainment and its confidence interval where there is one, doubts cleared there."""
     verdicts = [verification.verdicts.get(int(c)) for c in frame["candidate"]]
     found = [None if v is None else v.attainment for v in verdicts]
-    shown = [(np.nan,) * 3 if e is None else (e.value, max(e.low, 0.0), min(e.high, 1.0)) for e in found]
+    shown = [(np.nan,) * 3 if e is None else tuple(e) for e in found]
     values = np.array(shown, float).reshape(-1, 3)
     frame = frame.assign(**{name: values[:, i] for i, name in enumerate(SIMULATED)})
     frame["unverified"] = [doubt if e is None else "" for doubt, e in zip(frame["unverified"], found, strict=True)]

@@ -63,7 +63,7 @@ def _cut(s: State, r: int, now: float) -> None:
     until, growth = max(now - engine.start_s, 0.0), engine.growth_s
     linear = engine.step_s - 0.5 * growth
     root = 2.0 * until / (linear + sqrt(linear * linear + 2.0 * growth * until))
-    steps = max(1, min(most, int(ceil(root)) - 1))
+    steps = max(1, min(most, ceil(root) - 1))
     while steps < most and _pass_s(engine, steps) < until:
         steps += 1
     if steps < most:
@@ -305,7 +305,7 @@ def _launch(s: State, r: int, steps: int, growth_s: float, start_s: float) -> No
     """Begin the pass that the engine's fields describe: `steps` of its batch, or prefill alone."""
     engine = s.engines[r]
     engine.busy, engine.start_s, engine.growth_s, engine.ahead = True, start_s, growth_s, steps
-    engine.size = engine.batch if steps > 0 else 0
+    engine.decoding = engine.batch if steps > 0 else 0
     engine.widening = engine.growing if steps > 0 else 0
     push_event(s, start_s + _pass_s(engine, max(steps, 1)), PASS, r, engine.version)
 
@@ -332,7 +332,7 @@ def _account(plan: Plan, s: State, r: int, now: float) -> None:
     if engine.start_s >= plan.log_start_s and clock.logged < len(s.log):
         row = s.log[clock.logged]
         row.start_s, row.end_s, row.engine = engine.start_s, now, r
-        row.size, row.steps, row.tokens = engine.size, engine.ahead, engine.tokens
+        row.decoding, row.steps, row.tokens = engine.decoding, engine.ahead, engine.tokens
         clock.logged += 1
 
 
@@ -343,7 +343,7 @@ def _finish_pass(plan: Plan, s: State, r: int, now: float) -> None:
     _account(plan, s, r, now)
     engine.busy = False
     engine.steps += engine.ahead
-    engine.context += engine.ahead * engine.size
+    engine.context += engine.ahead * engine.decoding
     engine.selected += engine.ahead * engine.widening
     engine.ahead = 0
     if engine.done >= 0:

@@ -1,4 +1,4 @@
-"""A deployment as the loop sees it: step coefficients, memory and link of one candidate, from the model's own functions."""
+"""A deployment as the loop sees it: step coefficients, memory and link, from the model's own functions."""
 
 from typing import Any, NamedTuple
 

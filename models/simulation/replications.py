@@ -40,18 +40,23 @@ def student(freedom: int) -> float:
 
 
 def pooled(parts: Sequence[np.ndarray]) -> Estimate:
-    """Mean of all values, its error from the means of the parts (a ratio estimator: parts hold unlike numbers)."""
+    """Share of all flags that are set, its error from that of each part (a ratio estimator: parts hold unlike numbers)."""
     count = np.array([len(part) for part in parts], float)
     if count.sum() == 0.0:
         return Estimate(1.0, 0.0, 1.0)
     total = np.array([np.sum(part, dtype=float) for part in parts])
-    mean, n = float(total.sum() / count.sum()), len(parts)
-    if n < 2 or not np.isfinite(mean):
-        return Estimate(mean, -np.inf, np.inf)
-    error = float(np.sqrt(np.sum((total - mean * count) ** 2) * n / (n - 1.0)) / count.sum())
+    share, n = float(total.sum() / count.sum()), len(parts)
+    if n < 2:
+        return Estimate(share, 0.0, 1.0)
+    error = float(np.sqrt(np.sum((total - share * count) ** 2) * n / (n - 1.0)) / count.sum())
     # What no call missed may still be missed by one in as many: the rule of three.
     half = student(n - 1) * error + (3.0 / count.sum() if error == 0.0 else 0.0)
-    return Estimate(mean, mean - half, mean + half)
+    return Estimate(share, max(share - half, 0.0), min(share + half, 1.0))
+
+
+def mean(parts: Sequence[float]) -> Estimate:
+    """Mean of one value a part."""
+    return between([np.array([part]) for part in parts], lambda x: float(x.mean()))
 
 
 def between(parts: Sequence[Floats], measure: Callable[[Floats], float]) -> Estimate:
@@ -94,20 +99,20 @@ class Replications:
     @property
     def throughput(self) -> Estimate:
         """Calls per second that ended in the window."""
-        return pooled([np.array([run.throughput]) for run in self.runs])
+        return mean([run.throughput for run in self.runs])
 
     @property
     def arrivals(self) -> Estimate:
         """Calls per second that came."""
-        return pooled([np.array([run.arrived / run.window_s]) for run in self.runs])
+        return mean([run.arrived / run.window_s for run in self.runs])
 
     @property
     def cache_hit(self) -> Estimate:
-        return pooled([np.array([run.cache_hit]) for run in self.runs])
+        return mean([run.cache_hit for run in self.runs])
 
     def utilization(self, name: str) -> Estimate:
         """Mean share of the window that engines spend in `prefill`, `decode` or their `link`."""
-        return pooled([np.array([run.utilization(name)]) for run in self.runs])
+        return mean([run.utilization(name) for run in self.runs])
 
     @property
     def calls(self) -> int:

@@ -1,4 +1,4 @@
-"""What a simulation works on: one flat record array per kind of thing, so that the loop compiles and also runs as Python.
+"""What a simulation works on: a flat record array per kind of thing, so that the loop compiles, and runs as Python.
 
 Tokens and seconds. A field that names another record holds its row, -1 for none.
 """
@@ -120,7 +120,7 @@ _ENGINE = [
     ("steps", "i8"),  # decode steps done so far
     ("keys", "i8"),  # in its heap of step counts
     ("ahead", "i8"),  # decode steps of the pass in progress
-    ("size", "i8"),  # calls it decodes
+    ("decoding", "i8"),  # calls it decodes
     ("widening", "i8"),  # of them below top-k
     ("start_s", "f8"),
     ("step_s", "f8"),  # its first step
@@ -139,7 +139,7 @@ _LOG = [
     ("start_s", "f8"),
     ("end_s", "f8"),
     ("engine", "i8"),
-    ("size", "i8"),
+    ("decoding", "i8"),
     ("steps", "i8"),
     ("tokens", "f8"),
 ]

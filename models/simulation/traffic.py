@@ -98,11 +98,11 @@ def _ended(load: Load, left: Floats, per_session_s: float, cache_tokens: float, 
 def _in_progress(load: Load, cycle: Floats, sessions: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
     """(sampled calls that sessions are at in the steady state, seconds since they came)."""
     total = np.cumsum(cycle)
-    live = load.concurrent_sessions
-    if live is None:
-        live = float(load.sessions_per_second or 0.0) * total[-1] / sessions
-    count = int(np.floor(live + rng.random()))
-    at = (np.arange(count) + rng.random(count)) / max(count, 1) * total[-1]
+    if load.concurrent_sessions is not None:
+        count = round(load.concurrent_sessions)
+    else:
+        count = int(rng.poisson(float(load.sessions_per_second or 0.0) * total[-1] / sessions))
+    at = rng.random(count) * total[-1]
     found = np.minimum(np.searchsorted(total, at, side="right"), len(cycle) - 1)
     return found, at - (total[found] - cycle[found])
 
