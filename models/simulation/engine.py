@@ -10,8 +10,9 @@ A call keeps the cache it will need at its end from its admission on, so that no
 """
 
 from math import ceil, inf, sqrt
+from typing import Any
 
-from breakeven.models.simulation.compiled import compiled
+from breakeven.models.simulation.compiled import compiled, kept, source_digest
 from breakeven.models.simulation.queues import (
     enqueue,
     enter_cache,
@@ -439,36 +440,45 @@ def _take(plan: Plan, s: State, kind: int, index: int, now: float) -> None:
     _work(plan, s, r, now)
 
 
-@compiled
-def play(plan: Plan, s: State, starts: Records, warm: Records) -> None:
-    """Play until everything measured has left, nothing happens any more, or the horizon is reached.
+def _stamped(stamp: str) -> Any:
+    """The loop, compiled once for each state of its source."""
 
-    `starts` are the sessions that start at a given time, in order; those after the last of them follow when one ends.
-    `warm` are the sessions that some engine's cache holds at the beginning, the one used longest ago first.
-    """
-    clock, events, started = s.clock[0], s.events, 0
-    for i in range(len(warm)):
-        session = s.sessions[warm[i]]
-        enter_cache(s, warm[i], session.home, session.tokens)
-    for r in range(plan.prefill_engines):
-        make_room(plan, s, r)
-    while True:
-        coming_s = inf
-        if started < len(starts):
-            coming_s = s.sessions[starts[started]].start_s + plan.request_s
-        if clock.events > 0 and events[0].time_s <= coming_s:
-            now, kind, index = events[0].time_s, events[0].kind, events[0].index
-            void = kind == PASS and events[0].version != s.engines[index].version
-            pop_event(s)
-            if void:
-                continue
-        elif started < len(starts):
-            now, kind, index = coming_s, ARRIVAL, s.sessions[starts[started]].first_call
-            started += 1
-        else:
-            return
-        if now > plan.horizon_s or (now > plan.window_end_s and clock.outstanding == 0):
-            return
-        clock.now_s = now
-        clock.taken += 1
-        _take(plan, s, kind, index, now)
+    @kept
+    def play(plan: Plan, s: State, starts: Records, warm: Records) -> None:
+        """Play until everything measured has left, nothing happens any more, or the horizon is reached.
+
+        `starts` are the sessions that start at a given time, in order; those after them follow when one ends.
+        `warm` are the sessions that some engine's cache holds at the beginning, the one used longest ago first.
+        """
+        _ = stamp
+        clock, events, started = s.clock[0], s.events, 0
+        for i in range(len(warm)):
+            session = s.sessions[warm[i]]
+            enter_cache(s, warm[i], session.home, session.tokens)
+        for r in range(plan.prefill_engines):
+            make_room(plan, s, r)
+        while True:
+            coming_s = inf
+            if started < len(starts):
+                coming_s = s.sessions[starts[started]].start_s + plan.request_s
+            if clock.events > 0 and events[0].time_s <= coming_s:
+                now, kind, index = events[0].time_s, events[0].kind, events[0].index
+                void = kind == PASS and events[0].version != s.engines[index].version
+                pop_event(s)
+                if void:
+                    continue
+            elif started < len(starts):
+                now, kind, index = coming_s, ARRIVAL, s.sessions[starts[started]].first_call
+                started += 1
+            else:
+                return
+            if now > plan.horizon_s or (now > plan.window_end_s and clock.outstanding == 0):
+                return
+            clock.now_s = now
+            clock.taken += 1
+            _take(plan, s, kind, index, now)
+
+    return play
+
+
+play = _stamped(source_digest())

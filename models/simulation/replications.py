@@ -40,7 +40,7 @@ def student(freedom: int) -> float:
 
 
 def pooled(parts: Sequence[np.ndarray]) -> Estimate:
-    """Share of all flags that are set, its error from that of each part (a ratio estimator: parts hold unlike numbers)."""
+    """Share of all flags that are set, its error from the parts' own (a ratio estimator: they hold unlike numbers)."""
     count = np.array([len(part) for part in parts], float)
     if count.sum() == 0.0:
         return Estimate(1.0, 0.0, 1.0)
