@@ -27,6 +27,8 @@ from breakeven.optimizer.evaluator import SMALL, Columns, Evaluator
 
 SAMPLED_CALLS = 400_000  # of which a simulation takes its sessions
 WARM_UP = 0.3  # share of a simulation that is not measured
+MOST_CALLS = 3_000_000  # for which a simulation goes on to see whole sessions
+MOST_SESSIONS = 1_000_000  # in progress at once, for the memory they take
 LONGEST_S = (120.0, 1.0)  # times to the first and per further token that place the first sessions of a saturated one
 
 
@@ -91,6 +93,14 @@ class Ready:
         """Whether weights and the longest sequence fit: else there is nothing to simulate."""
         return self["excess_weights"] <= 0.0 and self["excess_kv_cache"] <= 0.0
 
+    @property
+    def live_sessions(self) -> float:
+        """Sessions in progress, expected."""
+        sample = self.simulator.sample
+        spent = self.expected_s.sum() + sample.gap_after_s[~sample.last].sum()
+        known = self.load.concurrent_sessions
+        return known or self["sessions_per_second"] * spent / sample.last.sum()
+
     @cached_property
     def load(self) -> Load:
         workload = self.simulator.evaluator.workload
@@ -110,6 +120,7 @@ class Ready:
         """Offered calls per second."""
         return self["sessions_per_second"] * self.simulator.calls_per_session
 
+    @cached_property
     def expected_s(self) -> Floats:
         """Time of each sampled call by the analytic means, held finite."""
         first_s = min(np.nan_to_num(self["ttft_mean_s"], nan=LONGEST_S[0]), LONGEST_S[0])
@@ -120,13 +131,14 @@ class Ready:
         self, calls: int, seed: int, warm_up: float = WARM_UP, whole_sessions: bool = False, log_rows: int = 0
     ) -> Simulated:
         """Play about `calls` measured calls forward, after a warm-up that takes this share of the time."""
-        expected = self.expected_s()
+        expected = self.expected_s
         measured_s = calls / max(self.calls_per_s, 1e-9)
-        start_s = max(warm_up / (1.0 - warm_up) * measured_s, 5.0 * float(expected.mean()) * (warm_up > 0.0))
+        share_s = warm_up / (1.0 - warm_up) * measured_s
+        start_s = max(share_s, min(5.0 * float(expected.mean()) * (warm_up > 0.0), 4.0 * measured_s))
         end_s = start_s + measured_s
-        drain_s = max(0.25 * end_s, 20.0 * float(np.quantile(expected, 0.99)))
+        drain_s = max(0.25 * end_s, min(20.0 * float(np.quantile(expected, 0.99)), 3.0 * end_s))
         if whole_sessions:
-            drain_s = max(drain_s, self._longest_session_s(expected))
+            drain_s = max(drain_s, min(self.longest_session_s, MOST_CALLS / max(self.calls_per_s, 1e-9)))
         log_start_s = start_s if log_rows else np.inf
         window = Window(start_s, end_s, end_s + drain_s, whole_sessions, log_start_s)
         simulator = self.simulator
@@ -143,7 +155,9 @@ class Ready:
         """`runs` independent simulations of about `calls` calls each."""
         return Replications(tuple(self.simulate(calls, seed + k, **options) for k in range(runs)))
 
-    def _longest_session_s(self, expected: Floats) -> float:
+    @property
+    def longest_session_s(self) -> float:
+        """Half as long again as the longest sampled session should last."""
         sample = self.simulator.sample
-        spent = expected + np.where(sample.last, 0.0, sample.gap_after_s)
+        spent = self.expected_s + np.where(sample.last, 0.0, sample.gap_after_s)
         return 1.5 * float(np.bincount(sample.session, weights=spent).max())

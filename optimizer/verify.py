@@ -13,7 +13,7 @@ import numpy as np
 
 from breakeven.models.attainment import Slo
 from breakeven.models.simulation import Estimate, Replications, Simulated
-from breakeven.optimizer.simulator import Ready, Simulator, bounds
+from breakeven.optimizer.simulator import MOST_SESSIONS, Ready, Simulator, bounds
 
 CALLS = 8_000  # of one simulation; of a doubtful prefix cache as many as come in a session's time
 FIRST_RUNS, MOST_RUNS = 6, 30
@@ -55,7 +55,7 @@ class Verification:
 
     def judge(self, ready: Ready) -> Verdict | None:
         """Simulate one candidate; None when time is over before anything is known of it."""
-        if not ready.fits:
+        if not ready.fits or ready.live_sessions > MOST_SESSIONS:
             return None
         runs: list[Simulated] = []
         calls = min(max(CALLS, ready.settling_calls), MOST_CALLS // FIRST_RUNS)
@@ -80,7 +80,8 @@ class Verification:
 
     def warm_up(self, ready: Ready) -> None:
         """Compile the loop and draw the sessions, which no clock should count."""
-        ready.simulate(200, self.seed)
+        if ready.fits and ready.live_sessions < MOST_SESSIONS:
+            ready.simulate(200, self.seed)
         self.started = time.perf_counter()
 
     def run(self, lists: list[list[int]], others: Iterable[int], progress: Progress) -> dict[int, int | None]:

@@ -25,11 +25,12 @@ def latency(calls: pd.DataFrame, bounds_s: dict[str, float], title: str, path: P
         figure, axes = plt.subplots(1, len(_TIMES), figsize=(13, 4.4), layout="constrained", sharey=True)
         colours = sns.color_palette("colorblind", len(_TIMES))
         for ax, (name, words), colour in zip(axes, _TIMES.items(), colours, strict=True):
-            values = calls.loc[(calls[name] > 0.0) & np.isfinite(calls[name]), name]
+            taken = calls[name].to_numpy(float)
+            values = taken[(taken > 0.0) & np.isfinite(taken)]
             if len(values):
                 _curve(ax, np.quantile(values, _SHARES), colour)
             if name in bounds_s:
-                _bound(ax, bounds_s[name], float((calls[name] <= bounds_s[name]).mean()))
+                _bound(ax, bounds_s[name], float(np.mean(taken <= bounds_s[name])))
             ax.set_xlabel(f"{words}, s")
         axes[0].set_ylabel("share of calls")
         axes[0].yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))

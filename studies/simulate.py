@@ -8,11 +8,12 @@ import pandas as pd
 
 from breakeven.models.inputs import InputError
 from breakeven.models.simulation import Estimate, Replications
-from breakeven.optimizer.simulator import WARM_UP, Ready, bounds
+from breakeven.optimizer.simulator import MOST_SESSIONS, WARM_UP, Ready, bounds
 from breakeven.studies.deployment_file import Deployed
 from breakeven.studies.result import table
 
 RUNS = 8
+PATIENCE = 40  # sessions are only followed to their end if that takes at most as many times the calls asked for
 LOG_ROWS = 20_000  # passes in a trace
 PERCENTILES = {
     f"{of}_p{share}_s": (f"{of}_s", share / 100.0)
@@ -53,13 +54,15 @@ def simulate_deployment(
     if not ready.fits:
         reason = table(evaluator, np.array([0], np.int64))["reason"].iloc[0]
         raise InputError("deployment", deployed.title, f"one that fits: {reason}")
-    part = max(calls // RUNS, 1)
+    if ready.live_sessions > MOST_SESSIONS:
+        raise InputError("load", f"{ready.live_sessions:.3g} sessions at once", f"at most {MOST_SESSIONS:,}")
+    part, limits = max(calls // RUNS, 1), bounds(study.slo)
+    whole = limits.of_sessions or ready.calls_per_s * ready.longest_session_s < PATIENCE * part
     played = tuple(
-        ready.simulate(part, seed + k, warm_up, whole_sessions=True, log_rows=LOG_ROWS if trace and k == 0 else 0)
+        ready.simulate(part, seed + k, warm_up, whole_sessions=whole, log_rows=LOG_ROWS if trace and k == 0 else 0)
         for k in range(RUNS)
     )
     found = Replications(played)
-    limits = bounds(study.slo)
     names = ("ttft", "tpot", "call", "session")
     seconds = {f"{name}_s": getattr(limits, f"{name}_s") for name in names}
     row = table(evaluator, np.array([0], np.int64)).iloc[0].to_dict()
@@ -76,7 +79,9 @@ def _shares(found: Replications, limits: Any, row: dict[str, Any]) -> list[Line]
 
 
 def _times(found: Replications, row: dict[str, Any]) -> list[Line]:
-    return [Line(name, value, float(row.get(name, np.nan))) for name, value in found.percentiles(PERCENTILES).items()]
+    whole = found.runs[0].plan.whole_sessions
+    shown = {name: of for name, of in PERCENTILES.items() if whole or not name.startswith("session")}
+    return [Line(name, value, float(row.get(name, np.nan))) for name, value in found.percentiles(shown).items()]
 
 
 def _use(found: Replications, ready: Ready, row: dict[str, Any]) -> list[Line]:

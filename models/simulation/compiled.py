@@ -20,7 +20,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def kept(function: Callable[..., Any]) -> Any:
-    """`function` compiled, and its machine code kept for the next process where some cache folder can be written: beside
+    """`function` compiled, and its machine code kept for the next process where a cache folder can be written: beside
     the module, else the user's. On a read-only system each process compiles it anew.
 
     It must close over `source_digest()`: numba looks whether its file and what it closes over have changed, not

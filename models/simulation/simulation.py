@@ -66,7 +66,8 @@ class Simulated:
     def cache_hit(self) -> float:
         """Share of the continued calls of the window that found their session's context cached."""
         found = self.calls["found"][self.measured]
-        return float(np.mean(found[(found == HIT) | (found == MISSED)] == HIT)) if np.any(found <= HIT) else 1.0
+        known = found[(found == HIT) | (found == MISSED)]
+        return float(np.mean(known == HIT)) if len(known) else 1.0
 
     def utilization(self, name: str) -> float:
         """Mean share of the window that an engine spends in `prefill`, `decode` or its `link`, of those that do it."""
