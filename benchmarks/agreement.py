@@ -25,7 +25,7 @@ from breakeven.studies.study import Study
 
 SHARES = (0.5, 0.75, 0.9, 0.95)
 USES = (0.2, 0.35, 0.5, 0.7)
-CALLS, RUNS = 20_000, 6
+CALLS, RUNS = 12_000, 6
 SLACK = 1.02
 POOLS: tuple[dict[str, Any], ...] = (
     {"llm": "llama-3.1-70b", "workload": "coding-agent", "accelerators": "b200-sxm", "tensor_parallel": 8},
@@ -52,12 +52,16 @@ def study(pool: dict[str, Any], topology: str, replicas: int, depth: int, routin
     return Study.parse(data, "agreement")
 
 
-def at_use(use: float, *choices: Any) -> Ready:
+def at_use(use: float, pool: dict[str, Any], topology: str, replicas: int, depth: int, routing: str) -> Ready:
     """The deployment at the load that makes its busiest part `use` busy."""
-    rate = 0.02
+
+    def at(rate: float) -> Ready:
+        return study(pool, topology, replicas, depth, routing, rate).simulator().ready(np.array([0]))[0]
+
+    rate, ready = 0.02, at(0.02)
     for _ in range(7):
-        ready = study(*choices, rate).simulator().ready(np.array([0]))[0]
         rate *= float(np.clip(use / max(ready["utilization_max"], 1e-6), 0.2, 5.0)) ** 0.9
+        ready = at(rate)
     return ready
 
 
@@ -106,9 +110,12 @@ def main() -> None:
 
 
 def summary(frame: pd.DataFrame) -> str:
-    """Mean difference and shares within three distances, by topology and trust."""
-    groups = frame.groupby(["unverified", "topology"])["apart"]
-    table = groups.agg(
+    """Mean difference and shares within three distances, by trust and topology, and by the bounds' percentile."""
+    return "\n\n".join(_distances(frame, by) for by in (["unverified", "topology"], ["unverified", "share"]))
+
+
+def _distances(frame: pd.DataFrame, by: list[str]) -> str:
+    table = frame.groupby(by)["apart"].agg(
         points="size",
         mean="mean",
         within_003=lambda x: (x <= 0.03).mean(),
@@ -128,7 +135,7 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
 
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
         figure, axes = plt.subplots(figsize=(7.5, 7.0), layout="constrained")
-        shown = frame.assign(trust=frame["unverified"].map({True: "unverified", False: "trusted"}))
+        shown = frame.assign(trust=np.where(frame["unverified"], "unverified", "trusted"))
         sns.scatterplot(
             shown, x="model", y="simulated", hue="topology", style="trust", palette="colorblind", alpha=0.7, ax=axes
         )

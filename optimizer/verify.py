@@ -16,7 +16,7 @@ from breakeven.models.simulation import Estimate, Replications, Simulated
 from breakeven.optimizer.simulator import MOST_SESSIONS, Ready, Simulator, bounds
 
 CALLS = 8_000  # of one simulation; of a doubtful prefix cache as many as come in a session's time
-FIRST_RUNS, MOST_RUNS = 6, 30
+FEWEST_RUNS, FIRST_RUNS, MOST_RUNS = 4, 6, 30
 MOST_CALLS = 240_000  # of one candidate
 HALF_WIDTH = 0.01
 SECONDS = 20.0
@@ -61,14 +61,24 @@ class Verification:
         calls = min(max(CALLS, ready.settling_calls), MOST_CALLS // FIRST_RUNS)
         found, most = None, min(MOST_RUNS, MOST_CALLS // calls)
         while len(runs) < most and not self.over:
-            for k in range(len(runs), min(max(2 * len(runs), FIRST_RUNS), most)):
-                runs.append(ready.simulate(calls, self.seed + k, whole_sessions=self.bounds.of_sessions))
+            more = min(max(2 * len(runs), FIRST_RUNS), most) - len(runs)
+            runs += self._more(ready, len(runs), more, calls)
+            if len(runs) < FEWEST_RUNS:
+                break
             shares = Replications(tuple(runs)).attainment(self.bounds)
             joint = shares["slo"]
             found = Verdict(ready.candidate, joint, self._meets(shares))
             clear = abs(joint.value - self.target) > joint.half_width and joint.half_width < 3.0 * HALF_WIDTH
             if joint.half_width < HALF_WIDTH or clear:
                 break
+        return found
+
+    def _more(self, ready: Ready, done: int, more: int, calls: int) -> list[Simulated]:
+        """`more` further simulations of a candidate, fewer when time is over."""
+        found: list[Simulated] = []
+        while len(found) < more and not self.over:
+            seed = self.seed + done + len(found)
+            found.append(ready.simulate(calls, seed, whole_sessions=self.bounds.of_sessions))
         return found
 
     def _meets(self, shares: dict[str, Estimate]) -> bool:

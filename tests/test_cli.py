@@ -87,9 +87,9 @@ def test_the_front_is_non_dominated_and_holds_the_cheapest(ran: Path) -> None:
 
 def test_every_infeasible_candidate_has_a_reason(ran: Path) -> None:
     evaluations = pd.read_parquet(ran / "evaluations.parquet")
-    assert ((evaluations["reason"].astype(str) != "") == ~evaluations["feasible"]).all()
+    assert np.array_equal(evaluations["reason"].astype(str) != "", ~evaluations["feasible"].to_numpy(bool))
     numbers = evaluations.select_dtypes("number")
-    assert np.all(numbers.notna())
+    assert not np.isnan(numbers.to_numpy(float)).any()
 
 
 def test_explain_agrees_with_the_run(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,11 +279,11 @@ def test_the_reported_cheapest_holds_in_simulation(ran: Path) -> None:
     record = json.loads((ran / "study.json").read_text())
     assert record["candidates_simulated"] > 0
     value = families["slo_attainment_simulated"].to_numpy(float)
-    assert (value >= record["target"]).all() and (families["unverified"] == "").all()
+    assert (value >= record["target"]).all() and set(families["unverified"]) == {""}
     assert (families["slo_attainment_simulated_low"].to_numpy(float) <= value).all()
     assert (families["slo_attainment_simulated_high"].to_numpy(float) >= value).all()
     front = pd.read_csv(ran / "front.csv")
-    assert front["slo_attainment_simulated"].notna().any()
+    assert np.isfinite(front["slo_attainment_simulated"].to_numpy(float)).any()
 
 
 def test_simulate_shows_the_model_beside_and_writes_calls_and_trace(
@@ -294,7 +294,7 @@ def test_simulate_shows_the_model_beside_and_writes_calls_and_trace(
     shown = capsys.readouterr().out
     assert "slo attainment" in shown and "95 % interval" in shown and "model" in shown
     calls = pd.read_parquet(out / "calls.parquet")
-    assert 2000 < len(calls) < 8000 and (calls["ttft_s"] > 0).all()
+    assert 2000 < len(calls) < 8000 and calls["ttft_s"].to_numpy().min() > 0
     assert (out / "latency.png").read_bytes()[:4] == b"\x89PNG"
     events = json.loads(trace.read_text())["traceEvents"]
     bars = [event for event in events if event["ph"] == "X"]
