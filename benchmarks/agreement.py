@@ -25,7 +25,7 @@ from breakeven.studies.study import Study
 
 SHARES = (0.5, 0.75, 0.9, 0.95)
 USES = (0.2, 0.35, 0.5, 0.7)
-CALLS, RUNS = 12_000, 6
+CALLS, RUNS = 20_000, 6
 SLACK = 1.02
 POOLS: tuple[dict[str, Any], ...] = (
     {"llm": "llama-3.1-70b", "workload": "coding-agent", "accelerators": "b200-sxm", "tensor_parallel": 8},

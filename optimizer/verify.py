@@ -108,12 +108,15 @@ class Verification:
         workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
         total = len(lists) + len(others)
         with ThreadPoolExecutor(workers) as pool:
-            for k, end in enumerate(pool.map(lambda some: self._walk([ready[c] for c in some]), lists)):
-                ends[k] = end
-                progress(k + 1, total)
-            for done, verdict in enumerate(pool.map(lambda c: self._judge_once(ready[c]), others)):
-                del verdict
-                progress(len(lists) + done + 1, total)
+            try:
+                for k, end in enumerate(pool.map(lambda some: self._walk([ready[c] for c in some]), lists)):
+                    ends[k] = end
+                    progress(k + 1, total)
+                for done, _ in enumerate(pool.map(lambda c: self._judge_once(ready[c]), others)):
+                    progress(len(lists) + done + 1, total)
+            except KeyboardInterrupt:
+                self.seconds = 0.0  # what still waits in the pool ends at once
+                raise
         self.spent_s = time.perf_counter() - self.started
         return ends
 
