@@ -250,9 +250,21 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield _plain_progress(what)
         return
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(what, total=None)
+
+    def tell(done: int, total: int) -> None:
+        """Shown from the first word of it to the last, so that one bar can follow another."""
+        if done < total:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+        if done >= total:
+            bar.stop()
+
+    try:
+        yield tell
+    finally:
+        bar.stop()
 
 
 def _plain_progress(what: str) -> Callable[[int, int], None]:
