@@ -154,7 +154,7 @@ def _select(split: Array, shared: PrefillNodes, apart: PrefillNodes) -> PrefillN
     return PrefillNodes(**{**chosen.__dict__, "moments": jnp.moveaxis(chosen.moments, 0, -1)})
 
 
-def _transfer(resolved: Resolved, catalog: Catalog, context: Array) -> Array:
+def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array:
     """Seconds one call's KV cache of `context` tokens takes from the prefill to the decode engine, (n, ...).
 
     Every rank that holds a shard sends it over its own port, as many ports as the side with fewer shards has.
@@ -193,7 +193,7 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
     ways = p.choice.pipeline_parallel * p.choice.data_parallel
     budget = p.choice.token_budget
     contexts = jnp.concatenate([hit.context, jnp.broadcast_to(workload.missed.context, hit.context.shape)], axis=-1)
-    transfer_s = _transfer(resolved, catalog, contexts)
+    transfer_s = kv_transfer_s(resolved, catalog, contexts)
     nodes = hit.weight.shape[-1]
     pools = Pools(
         attention=decode[0],

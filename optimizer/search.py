@@ -9,6 +9,7 @@ from breakeven.optimizer.evaluator import REASONS, Columns, Evaluator
 from breakeven.optimizer.front import MAXIMISED, Archive, as_costs
 
 KEPT_ROWS = 1_000_000
+SHORTLIST = 200  # per family
 METRICS = ("ttft", "tpot", "call", "session")
 
 Progress = Callable[[int, int], None]
@@ -21,6 +22,9 @@ class Found:
     objectives: tuple[str, ...]
     archive: Archive = field(default_factory=Archive)
     best: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # family -> (rank, -attainment, candidate)
+    meeting: dict[int, Archive] = field(
+        default_factory=dict
+    )  # family -> those that meet the target, rank by attainment
     nearest: dict[str, float] = field(default_factory=dict)  # limit -> smallest excess of those it stops
     stopped: dict[str, int] = field(default_factory=dict)  # limit -> candidates whose first broken limit it is
     highest_attainment: float = 0.0
@@ -60,6 +64,18 @@ class Found:
             first = np.lexsort((columns["candidate"][here], keys[1], keys[0]))[0]
             entry = (float(keys[0][first]), float(keys[1][first]), int(columns["candidate"][here][first]))
             self.best[int(f)] = min(self.best.get(int(f), entry), entry)
+            self._add_meeting(int(f), columns["candidate"][here], np.stack(keys, 1))
+
+    def _add_meeting(self, family: int, ids: np.ndarray, keys: np.ndarray) -> None:
+        """Keep the cheapest that meet the target of which no other one of the family costs less and attains more."""
+        kept = self.meeting.setdefault(family, Archive())
+        kept.add(ids, keys)
+        first = np.lexsort((kept.ids, kept.costs[:, 0]))[:SHORTLIST]
+        kept.ids, kept.costs = kept.ids[first], kept.costs[first]
+
+    def shortlists(self) -> list[list[int]]:
+        """Per family, cheapest first: the candidates to fall back on, one after another, should one not hold."""
+        return [[int(c) for c in self.meeting[f].ids] for f in sorted(self.meeting)]
 
     def _add_reasons(self, columns: Columns) -> None:
         left = ~columns["feasible"]

@@ -43,7 +43,8 @@ def run(
     search: Annotated[str | None, typer.Option(help="auto, exhaustive or optuna.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of an Optuna search.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL (default: in memory).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search and of the simulations.")] = None,
+    verify: Annotated[bool | None, typer.Option(help="Simulate the candidates that matter (default: yes).")] = None,
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
     from breakeven.studies.console import progress_bar, screen, show_result
@@ -52,13 +53,13 @@ def run(
     from breakeven.studies.run import run as run_study
     from breakeven.studies.study import Study
 
-    options = {"method": search, "trials": trials, "seed": seed}
+    options = {"method": search, "trials": trials, "seed": seed, "verify": verify}
     changes = [*(set_ or []), *[f"search.{k}={v}" for k, v in options.items() if v is not None]]
     loaded = Study.load(_study_path(study), changes)
     folder = _writable(out or Path("out") / Path(study).name.removesuffix(".yaml"))
     remember_compiled()
-    with progress_bar("evaluating") as progress:
-        result = run_study(loaded, progress, storage)
+    with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
+        result = run_study(loaded, progress, storage, verifying)
     result.save(folder)
     _draw(folder)
     write_report(result, folder)
@@ -87,20 +88,26 @@ def _draw(folder: Path) -> None:
 
     from breakeven.studies.deployment_file import read_record
     from breakeven.studies.plots import pareto
-    from breakeven.studies.result import records
+    from breakeven.studies.result import SIMULATED, records
 
     record = read_record(folder)
     try:
         evaluations = pd.read_parquet(folder / "evaluations.parquet")
-        families = pd.read_csv(folder / "families.csv", keep_default_na=False)
+        tables = [
+            pd.read_csv(folder / name, keep_default_na=False, na_values={c: [""] for c in SIMULATED})
+            for name in ("families.csv", "front.csv")
+        ]
     except (OSError, ValueError):
-        raise InputError("folder", str(folder), "evaluations.parquet or families.csv cannot be read") from None
+        raise InputError(
+            "folder", str(folder), "evaluations.parquet, families.csv or front.csv cannot be read"
+        ) from None
     objectives = record["objectives"]
     pair = ("cost_per_hour_usd", "slo_attainment")
     if not set(pair) <= set(objectives):
         pair = (objectives[0], objectives[1])
-    best = records(families)[0] if len(families) else None
-    pareto(evaluations, best, record, folder / "pareto.png", pair)
+    best = records(tables[0])[0] if len(tables[0]) else None
+    simulated = pd.concat(tables).drop_duplicates("candidate") if set(SIMULATED) <= set(tables[0]) else None
+    pareto(evaluations, best, record, folder / "pareto.png", pair, simulated)
 
 
 @app.command()
@@ -129,6 +136,42 @@ def explain(
         typer.echo(json.dumps(shown, indent=2, ensure_ascii=False, default=float))
     else:
         show_explanation(found, screen(), other)
+    return 0
+
+
+@app.command()
+def simulate(
+    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT.yaml|DIR[:row]", help="What to simulate.")],
+    calls: Annotated[int, typer.Option(min=100, max=100_000_000, help="Calls to measure.")] = 200_000,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the random numbers.")] = 0,
+    warmup: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of the time that is not measured.")] = 0.3,
+    out: Annotated[Path | None, typer.Option(help="Write calls.parquet and latency.png into this folder.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(metavar="OUT.json", help="Write a Chrome trace.")] = None,
+) -> int:
+    """Play one deployment forward, call by call, and show what it does beside what the model predicts."""
+    from breakeven.studies.console import screen, show_simulation
+    from breakeven.studies.deployment_file import read_deployment
+    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.simulate import calls_frame, simulate_deployment
+    from breakeven.studies.trace import write_trace
+
+    deployed = read_deployment(deployment)
+    folder = _writable(out) if out else None
+    if perfetto:
+        _writable(perfetto.parent)
+    remember_compiled()
+    report = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
+    show_simulation(report, screen())
+    if folder:
+        from breakeven.studies.latency_plot import latency
+
+        frame = calls_frame(report.replications)
+        frame.to_parquet(folder / "calls.parquet", index=False)
+        latency(frame, report.seconds, report.title, folder / "latency.png")
+        typer.echo(f"Written to {folder}{os.sep}: calls.parquet, latency.png")
+    if perfetto:
+        write_trace(report.replications.runs[0], perfetto)
+        typer.echo(f"Written: {perfetto}; open it at https://ui.perfetto.dev")
     return 0
 
 

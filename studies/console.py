@@ -14,6 +14,7 @@ from rich.table import Table
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.studies.explain import Explanation
 from breakeven.studies.result import Result, Row, records
+from breakeven.studies.simulate import Report
 
 SHOWN_ROWS = 16
 WIDE = 130
@@ -36,6 +37,7 @@ _COLUMNS: tuple[tuple[str, str, Form], ...] = (
     ("kv", "KV", str),
     ("cost_per_hour_usd", "USD/h", lambda v: f"{v:,.2f}"),
     ("slo_attainment", "attainment", _share),
+    ("slo_attainment_simulated", "simulated", lambda v: _share(v) if np.isfinite(v) else ""),
     ("ttft_p95_s", "TTFT p95", _seconds),
     ("tpot_p95_s", "TPOT p95", _seconds),
     ("utilization_max", "busiest", lambda v: f"{v:.0%}"),
@@ -100,6 +102,15 @@ def _family(row: Row) -> str:
     return "split" if len(TOPOLOGIES[row["topology"]].pools) > 1 else "joint"
 
 
+def _simulated(row: Row) -> str:
+    """The simulated attainment of a row in words, if there is one."""
+    value = row.get("slo_attainment_simulated", np.nan)
+    if not np.isfinite(value):
+        return ""
+    half = 0.5 * (row["slo_attainment_simulated_high"] - row["slo_attainment_simulated_low"])
+    return f", simulated {_share(value)} ± {half:.2%}"
+
+
 def decision(result: Result) -> list[str]:
     """The answer in sentences: the choice, and what the best of the other kind costs beside it."""
     best, target = result.best, result.study.written.slo.target
@@ -109,7 +120,7 @@ def decision(result: Result) -> list[str]:
     word = "Most load" if result.study.max_load else "Cheapest"
     lines = [
         f"{word} that meets the target of {target:g}: {best['deployment']} ({best['topology']}, KV {best['kv']}), "
-        f"{best[rank]:,.2f} {unit}, attainment {_share(best['slo_attainment'])}"
+        f"{best[rank]:,.2f} {unit}, attainment {_share(best['slo_attainment'])}{_simulated(best)}"
         + (f". Unverified: {best['unverified']}." if best["unverified"] else ".")
     ]
     kinds = {
@@ -152,10 +163,16 @@ def show_result(result: Result, console: Console) -> None:
     rate = found.evaluated / max(result.seconds, 1e-9)
     console.print(
         f"{found.evaluated:,} candidates evaluated in {result.seconds:.1f} s ({rate:,.0f} per second, "
-        f"{result.search}); {found.feasible:,} feasible.",
+        f"{result.search}); {found.feasible:,} feasible{_verified(result)}.",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _verified(result: Result) -> str:
+    if result.verification is None:
+        return ""
+    return f"; {len(result.verification.verdicts)} simulated in {result.verification.spent_s:.1f} s"
 
 
 def _shown(name: str, value: Any) -> str:
@@ -191,6 +208,32 @@ def show_explanation(found: Explanation, console: Console, against: Explanation 
         console.print()
 
 
+def show_simulation(report: Report, console: Console) -> None:
+    """Print what a simulation showed beside the model's prediction, and what is wrong with it."""
+    out = Table(title=report.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in ("", "simulated", "95 % interval", "model"):
+        out.add_column(heading, justify="left" if not heading else "right")
+    for line in report.lines:
+        value, low, high = (_measured(line.name, x) for x in line.simulated)
+        known = np.isfinite(line.simulated.low) and np.isfinite(line.simulated.high)
+        cells = [value, f"{low} to {high}" if known else "", _measured(line.name, line.model)]
+        out.add_row(line.name.removesuffix("_s").replace("_", " "), *cells)
+    console.print(out)
+    found = report.replications
+    events = sum(run.events for run in found.runs)
+    console.print(f"{found.calls:,} calls measured in {len(found.runs)} parts, {events:,} events.", highlight=False)
+    for words in report.warnings:
+        console.print(f"Warning: {words}.", highlight=False, soft_wrap=True)
+
+
+def _measured(name: str, value: float) -> str:
+    if not np.isfinite(value):
+        return "never" if value > 0.0 else ""
+    if name.endswith("_s"):
+        return _seconds(value)
+    return f"{value:,.4g}" if name.endswith("_per_second") else _share(value)
+
+
 def _difference(name: str, value: Any, other: Any) -> str:
     if isinstance(value, bool | str | dict) or isinstance(other, bool | str | dict) or other is None:
         return ""
@@ -207,9 +250,21 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield _plain_progress(what)
         return
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(what, total=None)
+
+    def tell(done: int, total: int) -> None:
+        """Shown from the first word of it to the last, so that one bar can follow another."""
+        if done < total:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+        if done >= total:
+            bar.stop()
+
+    try:
+        yield tell
+    finally:
+        bar.stop()
 
 
 def _plain_progress(what: str) -> Callable[[int, int], None]:

@@ -37,8 +37,10 @@ def pareto(
     record: dict[str, Any],
     path: Path,
     objectives: tuple[str, str],
+    simulated: pd.DataFrame | None = None,
 ) -> None:
-    """Write the picture of a run: candidates as dots, each family's own front as a line, the cheapest marked."""
+    """Write the picture of a run: candidates as dots, each family's own front as a line, the cheapest marked, and
+    what simulation showed of those in `simulated`."""
     x, y = objectives
     frame = evaluations.loc[evaluations["feasible"] & (evaluations["slo_attainment"] > _LOWEST)]
     families = [str(name) for name in dict.fromkeys(frame["topology"].astype(str))]
@@ -50,6 +52,8 @@ def pareto(
             _family_front(axes, frame.loc[frame["topology"].astype(str) == name], x, y, name, colours[name])
         _target(axes, y, float(record["target"]))
         _scales(axes, frame, x, y)
+        if simulated is not None and y == "slo_attainment":
+            _simulated(axes, simulated, x)
         if best is not None:
             _mark(axes, best, x, y)
         if families:
@@ -91,6 +95,19 @@ def _family_front(axes: Axes, frame: pd.DataFrame, x: str, y: str, name: str, co
     axes.plot(front[x], values, "o", color=colour, markersize=4.5)
 
 
+def _simulated(axes: Axes, frame: pd.DataFrame, x: str) -> None:
+    """Simulated attainment with its confidence interval, tied to what the model said."""
+    shown = frame.loc[frame["slo_attainment_simulated"].notna() & (frame["slo_attainment_simulated"] > _LOWEST)]
+    if shown.empty:
+        return
+    value, model = (shown[name].clip(_LOWEST, _TICKS[-1]) for name in ("slo_attainment_simulated", "slo_attainment"))
+    low = (value - shown["slo_attainment_simulated_low"].clip(_LOWEST, _TICKS[-1])).clip(lower=0.0)
+    high = (shown["slo_attainment_simulated_high"].clip(_LOWEST, _TICKS[-1]) - value).clip(lower=0.0)
+    axes.vlines(shown[x], value, model, color="0.55", linewidth=0.8, linestyle=":")
+    axes.errorbar(shown[x], value, yerr=[low, high], fmt="D", color="black", markerfacecolor="white", markersize=5.5,
+                  elinewidth=1.0, capsize=2.0, label="simulated, 95 % interval", zorder=4)  # fmt: skip
+
+
 def _target(axes: Axes, y: str, target: float) -> None:
     if y == "slo_attainment" and target < _TICKS[-1]:
         axes.axhline(target, color="0.2", linestyle="--", linewidth=1.4)
@@ -127,7 +144,9 @@ def _leading(value: float) -> int:
 
 
 def _mark(axes: Axes, best: dict[str, Any], x: str, y: str) -> None:
-    value = min(float(best[y]), _TICKS[-1]) if y == "slo_attainment" else float(best[y])
+    shown = best.get("slo_attainment_simulated", np.nan) if y == "slo_attainment" else np.nan
+    value = float(shown if isinstance(shown, float) and np.isfinite(shown) else best[y])
+    value = min(value, _TICKS[-1]) if y == "slo_attainment" else value
     axes.plot(float(best[x]), value, "*", color="black", markersize=18, markeredgecolor="white", zorder=5)
     axes.annotate(
         f"cheapest that meets the target:\n{best['deployment']}\n{best['topology']}, "

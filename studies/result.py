@@ -12,6 +12,7 @@ import pandas as pd
 
 from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
 from breakeven.optimizer.search import Found
+from breakeven.optimizer.verify import Verification
 from breakeven.studies.deployment_file import anchored, deployment_yaml
 from breakeven.studies.study import Study
 
@@ -20,6 +21,7 @@ FAMILIES = "families.csv"
 EVALUATIONS = "evaluations.parquet"
 BEST = "best.yaml"
 RECORD = "study.json"
+SIMULATED = ("slo_attainment_simulated", "slo_attainment_simulated_low", "slo_attainment_simulated_high")
 
 _FLAGS = ("excess_", "doubt_")
 
@@ -64,6 +66,17 @@ def table(evaluator: Evaluator, ids: np.ndarray) -> pd.DataFrame:
     return frame
 
 
+def with_verdicts(frame: pd.DataFrame, verification: Verification) -> pd.DataFrame:
+    """The frame with the simulated attainment and its confidence interval where there is one, doubts cleared there."""
+    verdicts = [verification.verdicts.get(int(c)) for c in frame["candidate"]]
+    found = [None if v is None else v.attainment for v in verdicts]
+    shown = [(np.nan,) * 3 if e is None else tuple(e) for e in found]
+    values = np.array(shown, float).reshape(-1, 3)
+    frame = frame.assign(**{name: values[:, i] for i, name in enumerate(SIMULATED)})
+    frame["unverified"] = [doubt if e is None else "" for doubt, e in zip(frame["unverified"], found, strict=True)]
+    return frame
+
+
 def _pool_costs(evaluator: Evaluator, frame: pd.DataFrame) -> dict[str, pd.Series]:
     """Cost per hour of the prefill and of the decode pool; a shared pool counts once, as decode."""
     usd_per_hour = np.asarray(evaluator.catalog.hardware.usd_per_hour, float)
@@ -89,6 +102,7 @@ class Result:
     search: str
     interrupted: bool = False
     total_seconds: float = 0.0
+    verification: Verification | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -103,6 +117,12 @@ class Result:
     def why_not(self) -> str:
         """In one line, why nothing meets the target: which constraint binds, and by how much."""
         slo, found = self.study.written.slo, self.found
+        if found.best and self.verification is not None:
+            tried = self.verification.verdicts.values()
+            return (
+                f"{len(found.best)} topologies meet it by the model, but none of their candidates does when simulated; "
+                f"the best of {len(tried)} reaches {max(v.attainment.value for v in tried):.4f}"
+            )
         if found.feasible:
             bounds = {name: getattr(slo, f"{name}_s") for name in found.alone}
             hardest = min((name for name in bounds if bounds[name] is not None), key=lambda name: found.alone[name][0])
@@ -163,8 +183,9 @@ class Result:
             "interrupted": self.interrupted,
             "objectives": list(self.found.objectives),
             "target": study.written.slo.target,
+            "candidates_simulated": 0 if self.verification is None else len(self.verification.verdicts),
             "best": None if best is None else _plain(best),
-            "versions": {name: version(name) for name in ("breakeven", "jax", "numpy", "optuna", "pandas")}
+            "versions": {name: version(name) for name in ("breakeven", "jax", "numba", "numpy", "optuna", "pandas")}
             | {"python": platform.python_version()},
             "study": anchored(study.data, study.file),
             "resolved": resolved(study),

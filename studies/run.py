@@ -9,8 +9,10 @@ import jax
 import numpy as np
 import pandas as pd
 
+from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.search import Found, Progress, exhaustive
-from breakeven.studies.result import Result, rank_by, table
+from breakeven.optimizer.verify import Verification
+from breakeven.studies.result import Result, rank_by, table, with_verdicts
 from breakeven.studies.study import Study
 
 EXHAUSTIVE_LIMIT = 10_000_000
@@ -21,8 +23,8 @@ def silent(done: int, total: int) -> None:
     del done, total
 
 
-def run(study: Study, progress: Progress = silent, storage: str | None = None) -> Result:
-    """Search the study's space and tabulate what was found.
+def run(study: Study, progress: Progress = silent, storage: str | None = None, verifying: Progress = silent) -> Result:
+    """Search the study's space, simulate the candidates that matter, and tabulate what was found.
 
     Exhaustive up to ten million candidates unless the study says otherwise, Optuna beyond. An interrupt (Ctrl-C)
     ends the search; what was found until then is kept.
@@ -60,15 +62,40 @@ def run(study: Study, progress: Progress = silent, storage: str | None = None) -
     front = table(evaluator, found.archive.ids) if len(found.archive.ids) else _nothing(study)
     objectives = list(found.objectives)
     front = front.sort_values([*objectives, "candidate"], ignore_index=True)
-    best_ids = np.array(sorted(candidate for *_, candidate in found.best.values()), np.int64)
-    families = table(evaluator, best_ids) if len(best_ids) else _nothing(study)
+    best_ids = [candidate for *_, candidate in found.best.values()]
+    verification = None
+    if fields.verify and not interrupted and len(front):
+        verification, best_ids = _verify(study, evaluator, found, front, best_ids, verifying)
+    families = table(evaluator, np.array(sorted(best_ids), np.int64)) if len(best_ids) else _nothing(study)
+    if verification is not None:
+        front, families = with_verdicts(front, verification), with_verdicts(families, verification)
     ascending = order != "goodput_per_s"
     families = families.sort_values(
         [order, "slo_attainment", "candidate"], ascending=[ascending, False, True], ignore_index=True
     )
     result = Result(study, front, families, found, seconds, method, interrupted)
+    result.verification = verification
     result.total_seconds = time.perf_counter() - started
     return result
+
+
+def _verify(
+    study: Study, evaluator: Evaluator, found: Found, front: pd.DataFrame, best: list[int], progress: Progress
+) -> tuple[Verification, list[int]]:
+    """Simulate the best of each topology and the front; the best of each that holds there, or was not tried.
+
+    At the largest load that meets the SLO a deployment stands on the target's edge: there the choice stays.
+    """
+    verification = Verification(study.simulator(evaluator), study.slo, study.written.search.seed)
+    lists = [] if study.max_load else found.shortlists()
+    target = study.written.slo.target
+    near = front.assign(away=(front["slo_attainment"] - target).abs()).sort_values("away", kind="stable")
+    others = [*best, *(int(c) for c in near["candidate"])]
+    try:
+        ends = verification.run(lists, dict.fromkeys(others), progress)
+    except KeyboardInterrupt:
+        return verification, best
+    return verification, best if study.max_load else [end for end in ends.values() if end is not None]
 
 
 def _nothing(study: Study) -> pd.DataFrame:

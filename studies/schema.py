@@ -147,6 +147,7 @@ class SearchFields(_Strict):
     trials: Annotated[int, Field(ge=1, le=10_000_000)] = 2000
     sampler: Literal["nsga2", "tpe", "random"] = "nsga2"
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    verify: bool = True  # simulate the front and the cheapest that meet the target
 
 
 class Power(_Strict):

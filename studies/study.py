@@ -17,11 +17,12 @@ from breakeven.models.hardware import Accelerator, accelerator, link
 from breakeven.models.inputs import InputError, known_fields, number, pick
 from breakeven.models.llm import LLM, llm
 from breakeven.models.prices import Prices, read_skypilot
-from breakeven.models.sessions import SessionSpec, session_spec
+from breakeven.models.sessions import SessionSpec, sample_sessions, session_spec
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
+from breakeven.optimizer.simulator import Simulator
 from breakeven.spaces.space import (
     ROUTING,
     Domains,
@@ -281,3 +282,12 @@ class Study:
             session_p95="session_p95_s" in self.written.objectives,
             max_load=self.max_load,
         )
+
+    def simulator(self, evaluator: Evaluator | None = None) -> Simulator:
+        """What simulates the study's candidates."""
+        context = float(self.architecture.max_context)
+        if self.recorded:
+            replayed = self.recorded.sessions(context)
+            return Simulator(evaluator or self.evaluator(), lambda _: replayed)
+        spec = self.session_spec
+        return Simulator(evaluator or self.evaluator(), lambda sessions: sample_sessions(spec, sessions, 1, context))

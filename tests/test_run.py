@@ -24,6 +24,7 @@ DATA: dict[str, Any] = {
         "max_batch": [32, 64],
         "token_budget": [2048, 8192],
     },
+    "search": {"verify": False},
 }
 
 
@@ -101,7 +102,7 @@ def test_a_skypilot_catalogue_prices_a_study(tmp_path: Path) -> None:
 def test_an_optuna_study_is_stored_and_repeats(tmp_path: Path) -> None:
     """Same seed, same front; trials stand in the storage that was named."""
     optuna = pytest.importorskip("optuna")
-    search = {"method": "optuna", "trials": 100, "seed": 3}
+    search = {"method": "optuna", "trials": 100, "seed": 3, "verify": False}
     fronts = [run(study(search=search)).front["candidate"].tolist() for _ in range(2)]
     assert fronts[0] == fronts[1]
     url = f"sqlite:///{tmp_path / 'trials.db'}"

@@ -1,0 +1,484 @@
+"""The loop: plays a deployment forward from event to event, compiled, over flat records.
+
+An engine works in passes. A decode pass jumps over as many steps as leave its batch unchanged: each step is longer
+than the one before by what the batch's growth by one token a call costs, so their sum is closed. A call that comes
+meanwhile cuts the pass at the end of the step in progress, which voids the event of the longer one. A pipeline of p
+stages keeps p equal micro-batches in flight: a step of the whole batch takes as long as one of them needs through all
+stages, and a prefill holds the first stage for a p-th of its time.
+
+A call keeps the cache it will need at its end from its admission on, so that no engine ever runs out of it.
+"""
+
+from math import ceil, inf, sqrt
+from typing import Any
+
+from breakeven.models.simulation.compiled import compiled, kept, source_digest
+from breakeven.models.simulation.queues import (
+    enqueue,
+    enter_cache,
+    least_loaded,
+    leave_cache,
+    make_room,
+    pop_event,
+    pop_key,
+    push_event,
+    push_key,
+    unlink,
+)
+from breakeven.models.simulation.state import (
+    ARRIVAL,
+    CHUNKED,
+    HIT,
+    MISSED,
+    OPENING,
+    PASS,
+    PREFILLED,
+    SPLIT,
+    TRANSFERRED,
+    Plan,
+    Records,
+    State,
+)
+from breakeven.models.simulation.step_times import decode_s, mixed_s
+
+
+@compiled
+def _overlap(plan: Plan, start_s: float, end_s: float) -> float:
+    """Seconds of an interval inside the measured window."""
+    return max(min(end_s, plan.window_end_s) - max(start_s, plan.window_start_s), 0.0)
+
+
+@compiled
+def _pass_s(engine: Records, steps: int) -> float:
+    """Duration of `steps` steps of the engine's pass: each is longer by its growth than the one before."""
+    return steps * engine.step_s + 0.5 * engine.growth_s * steps * (steps - 1)
+
+
+@compiled
+def _cut(s: State, r: int, now: float) -> None:
+    """End the jump in progress, if there is one, with the first step that ends at `now` or later."""
+    engine = s.engines[r]
+    most = engine.ahead
+    if not engine.busy or most <= 1:
+        return
+    until, growth = max(now - engine.start_s, 0.0), engine.growth_s
+    linear = engine.step_s - 0.5 * growth
+    root = 2.0 * until / (linear + sqrt(linear * linear + 2.0 * growth * until))
+    steps = max(1, min(most, ceil(root) - 1))
+    while steps < most and _pass_s(engine, steps) < until:
+        steps += 1
+    if steps < most:
+        engine.ahead = steps
+        engine.version += 1
+        push_event(s, engine.start_s + _pass_s(engine, steps), PASS, r, engine.version)
+
+
+@compiled
+def _join(plan: Plan, s: State, r: int, c: int) -> None:
+    """Add a call to an engine's batch; it decodes from the end of the pass in progress on."""
+    engine, call, topk = s.engines[r], s.calls[c], plan.decode.sparse_topk
+    begin, last = engine.steps + engine.ahead, int(call.output) - 1
+    engine.batch += 1
+    engine.context += call.prompt
+    engine.selected += min(call.prompt, topk)
+    if call.prompt < topk:
+        engine.growing += 1
+        if call.prompt + last > topk:
+            push_key(s, r, begin + int(topk - call.prompt), ~c)
+    push_key(s, r, begin + last, c)
+
+
+@compiled
+def _retire(plan: Plan, s: State, r: int, now: float) -> None:
+    """Let the calls leave whose last step is done."""
+    engine, keys, topk = s.engines[r], s.keys, plan.decode.sparse_topk
+    while engine.keys > 0 and keys[r, 0].step <= engine.steps:
+        c = pop_key(s, r)
+        if c < 0:
+            engine.growing -= 1
+            continue
+        call = s.calls[c]
+        length = call.prompt + call.output - 1.0
+        engine.context -= length
+        engine.selected -= min(length, topk)
+        if length <= topk and call.prompt < topk:
+            engine.growing -= 1
+        engine.batch -= 1
+        _end_on(plan, s, r, c, now)
+
+
+@compiled
+def _end_on(plan: Plan, s: State, r: int, c: int, now: float) -> None:
+    """A call leaves engine `r`: its cache there stays for the session in a shared pool, else it goes."""
+    call, engine = s.calls[c], s.engines[r]
+    need = call.prompt - call.shared + call.output
+    engine.load -= 1
+    engine.reserved -= need
+    if engine.prefills:
+        enter_cache(s, call.session, r, need)
+    _end(plan, s, c, now)
+
+
+@compiled
+def _whole(plan: Plan, s: State, c: int) -> bool:
+    """Whether a call's session is measured as a whole: it started in the window."""
+    return plan.whole_sessions and s.sessions[s.calls[c].session].measured
+
+
+@compiled
+def _awaited(plan: Plan, s: State, c: int) -> bool:
+    """Whether the simulation goes on until this call has ended."""
+    return _whole(plan, s, c) or plan.window_start_s <= s.calls[c].arrival_s < plan.window_end_s
+
+
+@compiled
+def _end(plan: Plan, s: State, c: int, now: float) -> None:
+    """A call ends; its session's next call comes a gap later, or after its last one another session may start."""
+    call, clock = s.calls[c], s.clock[0]
+    call.end_s = now
+    if plan.window_start_s <= now < plan.window_end_s:
+        clock.left += 1
+    if _awaited(plan, s, c) and (call.last or not _whole(plan, s, c)):
+        clock.outstanding -= 1
+    if not call.last:
+        push_event(s, now + call.gap_s + plan.request_s, ARRIVAL, c + 1, 0)
+    elif clock.waiting_session < clock.playing:
+        following = s.sessions[clock.waiting_session].first_call
+        clock.waiting_session += 1
+        push_event(s, now + plan.request_s, ARRIVAL, following, 0)
+
+
+@compiled
+def _arrive(plan: Plan, s: State, c: int, now: float) -> int:
+    """A call reaches its engine's queue; returns the engine."""
+    call, clock = s.calls[c], s.clock[0]
+    session = s.sessions[call.session]
+    call.arrival_s = now - plan.request_s
+    if plan.window_start_s <= call.arrival_s < plan.window_end_s:
+        clock.arrived += 1
+        session.measured = session.measured or call.first
+    if _awaited(plan, s, c) and (call.first or not _whole(plan, s, c)):
+        clock.outstanding += 1
+    if plan.balanced:
+        r = least_loaded(s, 0, plan.prefill_engines, call.tie)
+    else:
+        r = session.where if session.where >= 0 else session.home
+        session.where = r
+    call.prefill_engine = r
+    s.engines[r].load += 1
+    enqueue(s, r, c)
+    if plan.mode != SPLIT:
+        _cut(s, r, now)
+    return r
+
+
+@compiled
+def _admits(plan: Plan, s: State, r: int, need: float, whole: bool) -> bool:
+    """Whether an engine has room for a call that needs `need` tokens of cache; an empty one takes any."""
+    engine = s.engines[r]
+    if engine.reserved <= 0.0:
+        return True
+    if whole and engine.prefilling + engine.batch >= plan.max_batch:
+        return False
+    return engine.reserved + need + plan.shared_prefix <= engine.capacity
+
+
+@compiled
+def _begin(plan: Plan, s: State, r: int, c: int, now: float) -> bool:
+    """Admit a call to prefill, if there is room, with what it finds of its prefix."""
+    call, engine = s.calls[c], s.engines[r]
+    need = call.prompt - call.shared + (0.0 if plan.mode == SPLIT else call.output)
+    if not _admits(plan, s, r, need, plan.mode != SPLIT):
+        return False
+    session = s.sessions[call.session]
+    held = session.cached and session.where == r
+    if session.cached:
+        leave_cache(s, call.session)
+    session.where = r
+    call.found = HIT if held else (OPENING if call.first else MISSED)
+    call.left = call.hit_tokens if held else call.missed_tokens
+    call.position = call.prompt - call.left
+    call.begun, call.prefill_start_s = True, now
+    engine.prefilling += 1
+    engine.reserved += need
+    make_room(plan, s, r)
+    return True
+
+
+@compiled
+def _depth(plan: Plan, s: State, r: int) -> int:
+    """Pipeline stages of an engine."""
+    return plan.prefill.depth if s.engines[r].prefills else plan.decode.depth
+
+
+@compiled
+def _slot(plan: Plan, s: State, r: int, riding: float, start_s: float) -> float:
+    """Prefill what one step's budget holds, beside `riding` of the decode batch: the seconds that the step takes.
+
+    Prompts that it completes are ready when it has passed through the whole pipeline.
+    """
+    engine, calls, speed = s.engines[r], s.calls, plan.prefill
+    room = plan.token_budget * speed.ranks - riding * engine.batch
+    tokens = pairs = selected = read = largest = 0.0
+    first, latest, count = -1, -1, 0
+    before, c = -1, engine.head
+    while c >= 0 and room > 0.0:
+        if not calls[c].begun and not _begin(plan, s, r, c, start_s):
+            break
+        call, after = calls[c], calls[c].next
+        n = min(call.left, room, plan.token_budget)
+        mine = n * (call.position + 0.5 * n)
+        call.position += n
+        call.left -= n
+        tokens, room, largest = tokens + n, room - n, max(largest, n)
+        pairs, selected, read = pairs + mine, selected + min(mine, n * speed.sparse_topk), read + call.position
+        if call.left > 0.0:
+            before = c
+            if speed.ranks <= 1.0:
+                break
+        else:
+            unlink(s, r, before, c)
+            if latest >= 0:
+                calls[latest].next = c
+            else:
+                first = c
+            latest, count = c, count + 1
+        c = after
+    if tokens <= 0.0:
+        return 0.0
+    engine.tokens += tokens
+    share = max(1.0 / speed.ranks, largest / tokens)
+    beside = riding * engine.batch, riding * engine.context, riding * engine.selected
+    taken_s = mixed_s(speed, *beside, tokens, pairs, selected, read, count, share)
+    if speed.depth == 1:
+        engine.done = first
+        return taken_s
+    engine.through_s = max(start_s + taken_s, engine.through_s + taken_s / speed.depth)
+    if first >= 0:
+        push_event(s, engine.through_s, PREFILLED, first, 0)
+    return taken_s
+
+
+@compiled
+def _decode_s(plan: Plan, s: State, r: int) -> float:
+    """A step of an engine's whole batch: as long as a micro-batch takes through all stages of its pipeline."""
+    engine, share = s.engines[r], 1.0 / plan.decode.depth
+    return decode_s(plan.decode, share * engine.batch, share * engine.context, share * engine.selected)
+
+
+@compiled
+def _start_prefill(plan: Plan, s: State, r: int, now: float) -> bool:
+    """Start a pass that prefills; False if no call waits that could.
+
+    Without decode it takes the first stage of the pipeline for its share of the step. In chunks it is a step of the
+    whole batch, whose micro-batches each carry a chunk as long as there is one, and none overtakes the longest.
+    """
+    engine, depth = s.engines[r], _depth(plan, s, r)
+    together = plan.mode == CHUNKED and engine.batch > 0
+    engine.tokens = 0.0
+    taken_s = _slot(plan, s, r, 1.0 / depth if together else 0.0, now)
+    engine.step_s = taken_s if together else taken_s / depth
+    if together and depth > 1 and taken_s > 0.0:
+        alone_s, offset_s = _decode_s(plan, s, r), taken_s / depth
+        for _ in range(depth - 1):
+            more_s = _slot(plan, s, r, 1.0 / depth, now + offset_s) if engine.head >= 0 else 0.0
+            engine.step_s = max(engine.step_s, more_s, alone_s)
+            offset_s += max(more_s, alone_s) / depth
+    if taken_s <= 0.0:
+        return False
+    _launch(s, r, 1 if together else 0, 0.0, now)
+    return True
+
+
+@compiled
+def _start_decode(plan: Plan, s: State, r: int, now: float) -> None:
+    """Start a pass that jumps to the next step at which the batch changes."""
+    engine, speed = s.engines[r], plan.decode
+    engine.tokens, engine.step_s = 0.0, _decode_s(plan, s, r)
+    growth = speed.context * engine.batch + speed.selected_context * engine.growing
+    # Behind prefill in the pipeline, the first micro-batch gets through right after it.
+    start_s = max(now, engine.through_s - engine.step_s * (1.0 - 1.0 / speed.depth)) if engine.prefills else now
+    _launch(s, r, s.keys[r, 0].step - engine.steps, growth / (speed.ranks * speed.depth), start_s)
+
+
+@compiled
+def _launch(s: State, r: int, steps: int, growth_s: float, start_s: float) -> None:
+    """Begin the pass that the engine's fields describe: `steps` of its batch, or prefill alone."""
+    engine = s.engines[r]
+    engine.busy, engine.start_s, engine.growth_s, engine.ahead = True, start_s, growth_s, steps
+    engine.decoding = engine.batch if steps > 0 else 0
+    engine.widening = engine.growing if steps > 0 else 0
+    push_event(s, start_s + _pass_s(engine, max(steps, 1)), PASS, r, engine.version)
+
+
+@compiled
+def _work(plan: Plan, s: State, r: int, now: float) -> None:
+    """Start the engine's next pass if it is free: prefill before decode, or both together when chunked."""
+    engine = s.engines[r]
+    if engine.busy or (engine.prefills and engine.head >= 0 and _start_prefill(plan, s, r, now)):
+        return
+    if engine.batch > 0:
+        _start_decode(plan, s, r, now)
+
+
+@compiled
+def _account(plan: Plan, s: State, r: int, now: float) -> None:
+    """Busy time of a finished pass in the window, and its line in the log."""
+    engine, clock = s.engines[r], s.clock[0]
+    busy_s = _overlap(plan, engine.start_s, now)
+    if engine.tokens > 0.0:
+        engine.prefill_busy_s += busy_s
+    else:
+        engine.decode_busy_s += busy_s
+    if engine.start_s >= plan.log_start_s and clock.logged < len(s.log):
+        row = s.log[clock.logged]
+        row.start_s, row.end_s, row.engine = engine.start_s, now, r
+        row.decoding, row.steps, row.tokens = engine.decoding, engine.ahead, engine.tokens
+        clock.logged += 1
+
+
+@compiled
+def _finish_pass(plan: Plan, s: State, r: int, now: float) -> None:
+    """An engine's pass is done: prompts are complete, tokens are out, calls leave, others join."""
+    engine = s.engines[r]
+    _account(plan, s, r, now)
+    engine.busy = False
+    engine.steps += engine.ahead
+    engine.context += engine.ahead * engine.decoding
+    engine.selected += engine.ahead * engine.widening
+    engine.ahead = 0
+    if engine.done >= 0:
+        _all_prefilled(plan, s, r, engine.done, now)
+        engine.done = -1
+    _retire(plan, s, r, now)
+    if not engine.prefills:
+        _admit_waiting(plan, s, r, now)
+
+
+@compiled
+def _all_prefilled(plan: Plan, s: State, r: int, first: int, now: float) -> None:
+    c = first
+    while c >= 0:
+        after = s.calls[c].next
+        _prefilled(plan, s, r, c, now)
+        c = after
+
+
+@compiled
+def _prefilled(plan: Plan, s: State, r: int, c: int, now: float) -> None:
+    """A prompt is complete: its first token in a shared pool, its way over the link in a split one."""
+    call, engine = s.calls[c], s.engines[r]
+    engine.prefilling -= 1
+    call.prefill_end_s = now
+    if plan.mode == SPLIT:
+        engine.load -= 1
+        duration = plan.link_latency_s + plan.link_token_s * call.prompt
+        call.transfer_s = max(now, engine.link_free_s)
+        engine.link_free_s = call.transfer_s + duration
+        engine.link_busy_s += _overlap(plan, call.transfer_s, engine.link_free_s)
+        push_event(s, engine.link_free_s, TRANSFERRED, c, 0)
+        return
+    call.first_s, call.decode_engine = now, r
+    if call.output <= 1.0:
+        _end_on(plan, s, r, c, now)
+    else:
+        _join(plan, s, r, c)
+
+
+@compiled
+def _transferred(plan: Plan, s: State, c: int, now: float) -> int:
+    """A call's cache has reached the decode pool; its session's prefix stays behind. Returns the decode engine."""
+    call = s.calls[c]
+    own = call.prompt - call.shared
+    s.engines[call.prefill_engine].reserved -= own
+    enter_cache(s, call.session, call.prefill_engine, own)
+    r = least_loaded(s, plan.prefill_engines, plan.decode_engines, (call.tie * 977.0) % 1.0)
+    call.decode_engine = r
+    if call.output <= 1.0:
+        call.first_s = now
+        _end(plan, s, c, now)
+        return r
+    s.engines[r].load += 1
+    enqueue(s, r, c)
+    _cut(s, r, now)
+    _admit_waiting(plan, s, r, now)
+    return r
+
+
+@compiled
+def _admit_waiting(plan: Plan, s: State, r: int, now: float) -> None:
+    """Let calls that wait at a decode engine join its batch while there is room."""
+    engine = s.engines[r]
+    while engine.head >= 0:
+        c = engine.head
+        call = s.calls[c]
+        need = call.prompt - call.shared + call.output
+        if not _admits(plan, s, r, need, True):
+            return
+        unlink(s, r, -1, c)
+        engine.reserved += need
+        call.first_s = now
+        make_room(plan, s, r)
+        _join(plan, s, r, c)
+
+
+@compiled
+def _take(plan: Plan, s: State, kind: int, index: int, now: float) -> None:
+    """Let one event happen."""
+    r = index
+    if kind == PASS:
+        _finish_pass(plan, s, r, now)
+    elif kind == PREFILLED:
+        r = s.calls[index].prefill_engine
+        _cut(s, r, now)
+        _all_prefilled(plan, s, r, index, now)
+    elif kind == TRANSFERRED:
+        r = _transferred(plan, s, index, now)
+        _work(plan, s, s.calls[index].prefill_engine, now)  # its cache has room again
+    else:
+        r = _arrive(plan, s, index, now)
+    _work(plan, s, r, now)
+
+
+def _stamped(stamp: str) -> Any:
+    """The loop, compiled once for each state of its source."""
+
+    @kept
+    def play(plan: Plan, s: State, starts: Records, warm: Records) -> None:
+        """Play until everything measured has left, nothing happens any more, or the horizon is reached.
+
+        `starts` are the sessions that start at a given time, in order; those after them follow when one ends.
+        `warm` are the sessions that some engine's cache holds at the beginning, the one used longest ago first.
+        """
+        _ = stamp
+        clock, events, started = s.clock[0], s.events, 0
+        for i in range(len(warm)):
+            session = s.sessions[warm[i]]
+            enter_cache(s, warm[i], session.home, session.tokens)
+        for r in range(plan.prefill_engines):
+            make_room(plan, s, r)
+        while True:
+            coming_s = inf
+            if started < len(starts):
+                coming_s = s.sessions[starts[started]].start_s + plan.request_s
+            if clock.events > 0 and events[0].time_s <= coming_s:
+                now, kind, index = events[0].time_s, events[0].kind, events[0].index
+                void = kind == PASS and events[0].version != s.engines[index].version
+                pop_event(s)
+                if void:
+                    continue
+            elif started < len(starts):
+                now, kind, index = coming_s, ARRIVAL, s.sessions[starts[started]].first_call
+                started += 1
+            else:
+                return
+            if now > plan.horizon_s or (now > plan.window_end_s and clock.outstanding == 0):
+                return
+            clock.now_s = now
+            clock.taken += 1
+            _take(plan, s, kind, index, now)
+
+    return play
+
+
+play = _stamped(source_digest())

@@ -1,0 +1,212 @@
+"""What a simulation works on: a flat record array per kind of thing, so that the loop compiles, and runs as Python.
+
+Tokens and seconds. A field that names another record holds its row, -1 for none.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Records = Any  # np.recarray, whose fields are attributes
+
+COLOCATED, CHUNKED, SPLIT = 0, 1, 2  # prefill first; prefill in chunks that ride with decode; pools apart
+PREFILLED, PASS, TRANSFERRED, ARRIVAL = 0, 1, 2, 3  # kinds of event, in the order they are taken at one time
+MISSED, HIT, OPENING = 0, 1, 2  # what a call found in the prefix cache; OPENING: a session's first call
+
+
+class Speed(NamedTuple):
+    """Coefficients of one engine's step (`breakeven.models.steps`), seconds, and what they depend on."""
+
+    step: float
+    attention_weight: float
+    attention_token: float
+    ffn_weight: float
+    ffn_token: float
+    expert: float
+    expert_token: float
+    log_expert_miss: float  # ln(1 - active / experts)
+    collective_token: float
+    sequence: float
+    context: float
+    selected_context: float
+    prefill_context: float
+    pair: float
+    selected_pair: float
+    window_token: float
+    sparse_topk: float
+    ranks: float  # data-parallel ranks
+    depth: int  # pipeline stages
+
+
+class Plan(NamedTuple):
+    """A deployment and its load, as the loop needs them."""
+
+    mode: int
+    prefill_engines: int  # engines 0 .. prefill_engines - 1; in a shared pool they also decode
+    decode_engines: int  # the engines after them; 0 in a shared pool
+    prefill: Speed
+    decode: Speed
+    token_budget: float  # new tokens per step and data-parallel rank
+    max_batch: int
+    prefill_capacity: float  # tokens of KV cache of one engine
+    decode_capacity: float
+    shared_prefix: float  # tokens that every engine holds once
+    request_s: float
+    link_latency_s: float
+    link_token_s: float
+    balanced: bool
+    window_start_s: float  # calls that arrive in the window are measured
+    window_end_s: float
+    horizon_s: float  # the simulation ends here even if some of them have not left
+    whole_sessions: bool  # go on until the sessions that started in the window have ended
+    log_start_s: float  # passes that start from here on are logged, as many as fit
+
+
+_CALL = [
+    ("session", "i8"),
+    ("prompt", "f8"),
+    ("shared", "f8"),  # of it, always cached
+    ("output", "f8"),
+    ("hit_tokens", "f8"),  # to prefill when the session's context is cached
+    ("missed_tokens", "f8"),  # to prefill when it is not
+    ("gap_s", "f8"),  # from this call's end to the next call
+    ("first", "?"),
+    ("last", "?"),
+    ("tie", "f8"),  # in [0, 1): where the search for the least loaded engine starts
+    ("next", "i8"),  # in the queue or list it stands in
+    ("begun", "?"),
+    ("left", "f8"),  # to prefill
+    ("position", "f8"),  # prompt tokens held so far
+    ("found", "i8"),  # MISSED, HIT or OPENING; -1 before prefill
+    ("prefill_engine", "i8"),
+    ("decode_engine", "i8"),
+    ("arrival_s", "f8"),
+    ("prefill_start_s", "f8"),
+    ("prefill_end_s", "f8"),
+    ("transfer_s", "f8"),  # start of the KV transfer
+    ("first_s", "f8"),  # first token
+    ("end_s", "f8"),
+]
+_SESSION = [
+    ("first_call", "i8"),
+    ("start_s", "f8"),  # inf: starts when another session ends
+    ("home", "i8"),  # engine that its first call goes to
+    ("where", "i8"),  # engine that holds or held its context
+    ("measured", "?"),  # it started in the window
+    ("cached", "?"),
+    ("tokens", "f8"),  # of its own, cached while it is idle
+    ("older", "i8"),  # neighbours in its engine's order of last use
+    ("newer", "i8"),
+]
+_ENGINE = [
+    ("prefills", "?"),
+    ("decodes", "?"),
+    ("busy", "?"),
+    ("version", "i8"),  # of its next event: one of another version is void
+    ("load", "i8"),  # calls here, waiting or in service
+    ("head", "i8"),  # queue
+    ("tail", "i8"),
+    ("prefilling", "i8"),
+    ("batch", "i8"),  # calls that decode
+    ("capacity", "f8"),
+    ("reserved", "f8"),  # tokens of KV cache of calls in service
+    ("idle", "f8"),  # of idle sessions
+    ("peak", "f8"),
+    ("oldest", "i8"),
+    ("newest", "i8"),
+    ("context", "f8"),  # tokens that its batch holds
+    ("selected", "f8"),  # the same, at most top-k each
+    ("growing", "i8"),  # calls of the batch below top-k
+    ("steps", "i8"),  # decode steps done so far
+    ("keys", "i8"),  # in its heap of step counts
+    ("ahead", "i8"),  # decode steps of the pass in progress
+    ("decoding", "i8"),  # calls it decodes
+    ("widening", "i8"),  # of them below top-k
+    ("start_s", "f8"),
+    ("step_s", "f8"),  # its first step
+    ("growth_s", "f8"),  # by which each further step is longer
+    ("tokens", "f8"),  # it prefills
+    ("done", "i8"),  # first of the calls whose prefill it completes
+    ("through_s", "f8"),  # when the last prefill has passed through its pipeline
+    ("link_free_s", "f8"),
+    ("prefill_busy_s", "f8"),  # in the window
+    ("decode_busy_s", "f8"),
+    ("link_busy_s", "f8"),
+]
+_EVENT = [("time_s", "f8"), ("kind", "i8"), ("index", "i8"), ("version", "i8")]
+_KEY = [("step", "i8"), ("call", "i8")]  # ~call: from this step on it attends to top-k tokens
+_LOG = [
+    ("start_s", "f8"),
+    ("end_s", "f8"),
+    ("engine", "i8"),
+    ("decoding", "i8"),
+    ("steps", "i8"),
+    ("tokens", "f8"),
+]
+_CLOCK = [
+    ("now_s", "f8"),
+    ("events", "i8"),  # in the heap
+    ("taken", "i8"),  # events so far
+    ("logged", "i8"),
+    ("waiting_session", "i8"),  # next session that starts when another ends
+    ("playing", "i8"),  # sessions that have calls
+    ("outstanding", "i8"),  # calls of the window that have not left
+    ("arrived", "i8"),  # in the window
+    ("left", "i8"),  # in the window
+]
+
+
+def records(fields: list[tuple[str, str]], shape: int | tuple[int, ...]) -> Records:
+    """Zeroed records of these fields."""
+    return np.zeros(shape, np.dtype(fields, align=True)).view(np.recarray)
+
+
+class State(NamedTuple):
+    """Everything that changes."""
+
+    calls: Records
+    sessions: Records
+    engines: Records
+    keys: Records  # (engines, 2 max_batch + 2)
+    events: Records
+    log: Records
+    clock: Records  # (1,)
+
+
+def new_calls(n: int) -> Records:
+    """`n` calls that have not arrived."""
+    calls = records(_CALL, n)
+    for name in ("next", "found", "prefill_engine", "decode_engine"):
+        calls[name] = -1
+    for name in ("arrival_s", "prefill_start_s", "prefill_end_s", "transfer_s", "first_s", "end_s"):
+        calls[name] = np.nan
+    return calls
+
+
+def new_sessions(n: int) -> Records:
+    """`n` sessions whose context no engine holds."""
+    sessions = records(_SESSION, n)
+    for name in ("where", "older", "newer"):
+        sessions[name] = -1
+    return sessions
+
+
+def new_state(plan: Plan, calls: Records, sessions: Records, log_rows: int = 0) -> State:
+    """An idle deployment before the first call."""
+    total = plan.prefill_engines + plan.decode_engines
+    engines = records(_ENGINE, total)
+    for name in ("head", "tail", "oldest", "newest", "done"):
+        engines[name] = -1
+    engines["prefills"] = np.arange(total) < plan.prefill_engines
+    engines["decodes"] = np.arange(total) >= (plan.prefill_engines if plan.mode == SPLIT else 0)
+    engines["capacity"] = np.where(engines["prefills"], plan.prefill_capacity, plan.decode_capacity)
+    engines["peak"] = plan.shared_prefix
+    return State(
+        calls=calls,
+        sessions=sessions,
+        engines=engines,
+        keys=records(_KEY, (total, 2 * plan.max_batch + 2)),
+        events=records(_EVENT, 2 * len(sessions) + 4 * total + 64),  # one a session and engine, and some void ones
+        log=records(_LOG, log_rows),
+        clock=records(_CLOCK, 1),
+    )
