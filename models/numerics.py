@@ -18,7 +18,7 @@ def smooth_max(a: ArrayLike, b: ArrayLike) -> Array:
     """
     a, b = jnp.asarray(a), jnp.asarray(b)
     high, low = jnp.maximum(a, b), jnp.minimum(a, b)
-    ratio = jnp.square(low / jnp.maximum(high, 1e-15))  # keeps the derivative finite where both are 0
+    ratio = jnp.square(low / jnp.where(high > 0.0, high, 1.0))  # keeps the derivatives finite where both are 0
     return high * jnp.sqrt(jnp.sqrt(1.0 + jnp.square(ratio)))
 
 
