@@ -164,7 +164,9 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
             below = jnp.where(steps > 0.5, gamma_cdf(tpot_s - base, *gamma), 1.0)
             for part in (1.0 / 6.0, 0.5, 5.0 / 6.0):
                 z = ndtri(jnp.clip(below * part, 1e-6, 1.0 - 1e-6))
-                room_s = jnp.minimum(ttft_s - latency.first_chunk_s, call_s - steps * (base + gamma_quantile(z, *gamma)))
+                room_s = jnp.minimum(
+                    ttft_s - latency.first_chunk_s, call_s - steps * (base + gamma_quantile(z, *gamma))
+                )
                 total = total + latency.output_weight[j] * share[..., j] * below / 3.0 * served(room_s)
         return total
 

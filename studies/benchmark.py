@@ -29,7 +29,7 @@ from breakeven.studies.measured import Point
 from breakeven.studies.measured_layout import Layout
 
 MOST_BATCH = 4096.0  # no batch limit of its own: published recipes raise it above the concurrency they measure
-FIRST_WAVE = 0.1  # InferenceX sends ten requests per concurrent one, the first of them all at once
+FIRST_WAVE = 0.1  # InferenceX sends ten requests per concurrent one, the first of them all at once; others: taken over
 LINK = "ib-ndr-400"  # between the pools of split deployments where nothing is said
 KV = ("bf16", "fp8")
 WEIGHTS = tuple(table("precisions")["weights"])
@@ -47,7 +47,6 @@ class Inputs:
     engine: Array  # row of `engines`
     engines: Engine  # each leaf (engines,)
     shared: Catalog
-    internal: Array  # 1.0 where the client is not InferenceX's
 
 
 class Predicted(NamedTuple):
@@ -60,7 +59,9 @@ class Predicted(NamedTuple):
 
 
 def _stack(trees: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack([np.asarray(leaf, np.float32) for leaf in leaves])), *trees)
+    return jax.tree.map(
+        lambda *leaves: jnp.asarray(np.stack([np.asarray(leaf, np.float32) for leaf in leaves])), *trees
+    )
 
 
 @functools.lru_cache(maxsize=512)
@@ -70,11 +71,10 @@ def _lengths(prompt: float, output: float) -> Workload:
 
 
 def _workload(point: Point) -> Workload:
-    share = 0.0 if point.internal else FIRST_WAVE
     return dataclasses.replace(
         _lengths(point.prompt_tokens, point.output_tokens),
         concurrent_sessions=np.float32(point.concurrency),
-        first_wave_share=np.float32(share),
+        first_wave_share=np.float32(FIRST_WAVE),
     )
 
 
@@ -133,7 +133,6 @@ def inputs(points: Sequence[Point]) -> Inputs:
         jnp.asarray([names.index(point.engine) for point in points]),
         _stack([engine(name) for name in names]),
         shared,
-        jnp.asarray([float(point.internal) for point in points]),
     )
 
 

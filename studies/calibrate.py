@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from breakeven.models.catalog import table
 from breakeven.models.hardware import accelerators
 from breakeven.models.tables import Engine, Hardware
-from breakeven.studies.benchmark import Inputs, inputs, predict
+from breakeven.studies.benchmark import Inputs, predict
 from breakeven.studies.measured import Point
 
 Floats = NDArray[np.float64]
@@ -35,7 +35,7 @@ DAMPING = (0.0, 1e-2, 1e-1, 1.0, 10.0)  # of the diagonal, tried in turn until a
 class Parameter:
     """A number that the fit may move, times e^x."""
 
-    kind: str  # efficiency, engine, memory or protocol
+    kind: str  # efficiency, engine or memory
     field: str
     owners: tuple[str, ...]  # generations or engines
     prior: float
@@ -67,20 +67,15 @@ def _owned(parameter: Parameter) -> Floats:
     return np.array([float(name in parameter.owners) for name in names])
 
 
-def with_values(given: Inputs, moved: Sequence[Parameter], values: Array) -> Inputs:
+def with_values(given: Inputs, moved: Sequence[Parameter], values: Any) -> Inputs:
     """The inputs with the parameters at these values."""
     hardware = {f.name: getattr(given.shared.hardware, f.name) for f in dataclasses.fields(Hardware)}
     engines = {f.name: getattr(given.engines, f.name) for f in dataclasses.fields(Engine)}
-    load = given.workload
     for parameter, value in zip(moved, values, strict=True):
-        if parameter.kind == "protocol":
-            share = jnp.where(given.internal > 0.5, value, load.first_wave_share)
-            load = dataclasses.replace(load, first_wave_share=share)
-            continue
         columns = hardware if parameter.kind == "efficiency" else engines
         columns[parameter.field] = jnp.where(_owned(parameter) > 0.5, value, columns[parameter.field])
     shared = dataclasses.replace(given.shared, hardware=Hardware(**hardware))
-    return dataclasses.replace(given, shared=shared, engines=Engine(**engines), workload=load)
+    return dataclasses.replace(given, shared=shared, engines=Engine(**engines))
 
 
 def _priors(moved: Sequence[Parameter]) -> Floats:
@@ -96,9 +91,8 @@ class Problem:
     jacobian: Callable[[Floats], Floats]  # (points, 2, parameters)
 
 
-def problem(points: Sequence[Point], moved: tuple[Parameter, ...], base: Inputs | None = None) -> Problem:
-    """The fit of `points` over the parameters `moved`; everything else as in `base` or the catalogue."""
-    given = inputs(points) if base is None else base
+def problem(points: Sequence[Point], moved: tuple[Parameter, ...], given: Inputs) -> Problem:
+    """The fit of `points` over the parameters `moved`; everything else as in `given`."""
     measured = jnp.log(jnp.asarray([[p.ttft_ms / 1e3, p.tpot_ms / 1e3] for p in points]))
     prior = jnp.asarray(_priors(moved), jnp.float32)
 
@@ -124,7 +118,11 @@ def _loss(residuals: Floats, weight: Floats, x: Floats, sd: Floats, strength: fl
 
 
 def fit(
-    task: Problem, weight: Floats, start: Floats | None = None, strength: float = SETTINGS["strength"], steps: int = STEPS
+    task: Problem,
+    weight: Floats,
+    start: Floats | None = None,
+    strength: float = SETTINGS["strength"],
+    steps: int = STEPS,
 ) -> Floats:
     """x that minimises the loss over residuals of positive `weight`, (points, 2)."""
     scale, sd = SETTINGS["scale"], np.array([parameter.sd for parameter in task.moved])
@@ -149,7 +147,9 @@ def fit(
     return x
 
 
-def left_out(task: Problem, points: Sequence[Point], weight: Floats, start: Floats, folds: int = 0, **options: Any) -> Floats:
+def left_out(
+    task: Problem, points: Sequence[Point], weight: Floats, start: Floats, folds: int = 0, **options: Any
+) -> Floats:
     """Residuals of each point by a fit that never saw its (model, accelerator) combination, (points, 2)."""
     combinations = sorted({point.combination for point in points})
     fold_of = {c: i % folds if folds else i for i, c in enumerate(combinations)}

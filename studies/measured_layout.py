@@ -36,9 +36,7 @@ def spans_nodes(mode: str, layouts: tuple[Layout, ...]) -> bool:
     return mode == "agg" and any(layout.accelerators > NODE for layout in layouts)
 
 
-def read_layouts(
-    row: Mapping[Any, Any], engine: str, model: str, label: Mapping[str, Any]
-) -> tuple[Layout, ...]:
+def read_layouts(row: Mapping[Any, Any], engine: str, model: str, label: Mapping[str, Any]) -> tuple[Layout, ...]:
     """The layout of an `agg` row, or those of prefill and decode; empty where the columns contradict each other."""
     if row["mode"] == "agg":
         found = [_agg(row, engine, model)]
@@ -93,9 +91,7 @@ def _from_sizes(sizes: list[int], engine: str, pipeline: int) -> Layout | None:
     return Layout(tensor, data, max(experts, 1), pipeline)
 
 
-def _pool(
-    row: Mapping[Any, Any], phase: str, engine: str, model: str, label: Mapping[str, Any]
-) -> Layout | None:
+def _pool(row: Mapping[Any, Any], phase: str, engine: str, model: str, label: Mapping[str, Any]) -> Layout | None:
     """A pool of a split deployment. Only some sources count its workers; a matched label counts them as well."""
     match = FROM_LABEL.search(str(label.get(f"{phase}_par", "")))
     if match and int(match.group(4)) > 0:
