@@ -45,6 +45,24 @@ def errors_table(table: pd.DataFrame) -> Table:
     return out
 
 
+def markdown(table: pd.DataFrame) -> str:
+    """Coverage, reasons and errors as Markdown tables, for docs."""
+    covered = coverage(table)
+    lines = [
+        "| rows | |",
+        "|---|---:|",
+        f"| all | {covered['rows']:,.0f} |",
+        f"| predicted | {covered['predicted']:,.0f} |",
+    ]
+    lines += [f"| excluded: {reason} | {count:,} |" for reason, count in excluded(table).items()]
+    titles = ["by", "", "rows", *[f"{m} {h}" for m in ("TTFT", "TPOT") for h in HEADINGS]]
+    lines += ["", f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
+    for group, value, found in report(table):
+        cells = [_cell(found[f"{m}_{f}"], f) for m in ("ttft", "tpot") for f in FIGURES]
+        lines.append(f"| {' | '.join([group, value, format(int(found['rows']), ','), *cells])} |")
+    return "\n".join(lines) + "\n"
+
+
 def _cell(value: float, figure: str) -> str:
     if math.isnan(value):
         return "–"

@@ -1,4 +1,4 @@
-"""A calibration as a result: which points it saw, what it changed, how it does on what it did not see, and its files."""
+"""A calibration as a result: the points it saw, what it changed, how it does on what it did not see, its files."""
 
 import re
 from collections.abc import Sequence
@@ -9,9 +9,20 @@ import numpy as np
 import pandas as pd
 
 from breakeven.models.catalog import text
+from breakeven.models.hardware import accelerators
 from breakeven.models.inputs import InputError
-from breakeven.studies.benchmark import Inputs, Predicted, inputs, predict_jitted
-from breakeven.studies.calibrate import SETTINGS, Floats, Parameter, fit, left_out, parameters, problem, with_values
+from breakeven.studies.benchmark import Inputs, inputs, predict_jitted
+from breakeven.studies.calibrate import (
+    SETTINGS,
+    Floats,
+    Parameter,
+    fit,
+    generation_owner,
+    left_out,
+    parameters,
+    problem,
+    with_values,
+)
 from breakeven.studies.measured import Point
 
 FEWEST = 20  # points, of at least two combinations
@@ -128,18 +139,13 @@ def _with_source(section: str, found: Calibration) -> str:
     if not seen.any():
         return section
     errors = summary(found.unseen, seen)
+    tpot, ttft = f"{errors['tpot_median']:.1%} of TPOT", f"{errors['ttft_median']:.1%} of TTFT"
     words = (
-        f"`breakeven calibrate` on {errors['rows']} published serving points, 2025-11 to 2026-04; left-out combinations: "
-        f"median error {errors['tpot_median']:.1%} of TPOT, {errors['ttft_median']:.1%} of TTFT"
+        f"penalised fit (breakeven calibrate) on {errors['rows']} published serving points, 2025-11 to 2026-04; "
+        f"median error on left-out (model, accelerator) pairs {tpot}, {ttft}"
     )
     return re.sub(r'(?m)^source = ".*"$', lambda _: f'source = "{words}"', section)
 
 
 def _generation(point: Point) -> str:
-    from breakeven.models.hardware import accelerators
-    from breakeven.studies.calibrate import generation_owner
-
     return generation_owner(accelerators()[point.accelerator].generation)
-
-
-__all__ = ["Calibration", "Predicted", "calibrate", "fitted_file", "summary", "usable"]

@@ -170,8 +170,10 @@ def validate(
     measured: MeasuredArgument,
     out: Annotated[Path | None, typer.Option(metavar="PRED.csv", help="Write predictions beside measurements.")] = None,
     labels: LabelsOption = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the tables as Markdown.")] = None,
 ) -> int:
     """Predict measured serving points: errors by metric, model, system, backend, mode and concurrency."""
+    from breakeven.studies.accuracy import markdown as tables_of
     from breakeven.studies.accuracy import show_validation
     from breakeven.studies.console import screen
     from breakeven.studies.run import remember_compiled
@@ -180,17 +182,19 @@ def validate(
     remember_compiled()
     table = validate_points(measured, labels)
     if out is not None:
-        _write_csv(table, out)
+        _write(table.to_csv(index=False, float_format="%.6g"), out, "--out")
+    if markdown is not None:
+        _write(tables_of(table), markdown, "--markdown")
     show_validation(table, screen())
     return 0 if (table["excluded"] == "").any() else NOTHING
 
 
-def _write_csv(table: Any, path: Path) -> None:
+def _write(text: str, path: Path, option: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        table.to_csv(path, index=False, float_format="%.6g")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError("--out", str(path), f"cannot be written: {error.strerror}") from None
+        raise InputError(option, str(path), f"cannot be written: {error.strerror}") from None
 
 
 @app.command()

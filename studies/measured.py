@@ -8,7 +8,7 @@ what it mends. Nothing is dropped: a row that cannot be trusted keeps its reason
 import math
 import re
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,6 @@ class Point:
     measurement: str = ""  # id of the row that leads the copies of one run
     internal: bool = False  # another client than InferenceX's: no burst of ten times the concurrency is known
     excluded: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def combination(self) -> tuple[str, str]:
@@ -105,8 +104,10 @@ def _plain(value: Any) -> Any:
 
 def read_points(path: str | Path, labels: str | Path | None = None) -> list[Point]:
     """Every row of the file as a point, in its order; `labels` is an InferenceX export that names speculation."""
+    from breakeven.studies.measured_limits import without_impossible
+
     known = read_labels(labels) if labels else {}
-    return clean(read_table(path), known)
+    return without_impossible(clean(read_table(path), known))
 
 
 LABELS = ("ttft_ms", "tpot_ms", "spec_decode", "prefill_par", "decode_par")
@@ -150,7 +151,8 @@ def _row_digits(row: Row) -> tuple[str, str]:
 def _measurement(row: Row) -> tuple[Any, ...]:
     """What makes two rows copies of one run: the sources repeat each other, some rounded to 0.1 and 0.01 ms."""
     times = round(row["silicon_ttft_ms"], 1), round(row["silicon_tpot_ms"], 2)
-    return (*times, *(row[name] for name in ("system", "backend", "mode", "isl", "osl")))
+    path = str(row["model_path"])
+    return (*times, model_id(path) or path, *(row[name] for name in ("system", "backend", "mode", "isl", "osl")))
 
 
 def _given(value: Any) -> bool:
@@ -244,7 +246,7 @@ def _speculation(row: Row, model: str, label: Mapping[str, Any]) -> str:
     """none, mtp or unknown. Rows labelled DeepSeek-V3 and all of the database dump ran without; exports mix both."""
     if str(label.get("spec_decode", "")) in ("none", "mtp"):
         return str(label["spec_decode"])
-    if any("db-dump" in source for source in row["sources"]) or any("DeepSeek-V3" == p[-11:] for p in row["paths"]):
+    if any("db-dump" in source for source in row["sources"]) or any(p.endswith("DeepSeek-V3") for p in row["paths"]):
         return "none"
     return "unknown" if model.startswith(DRAFTS) else "none"
 
