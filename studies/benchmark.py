@@ -83,6 +83,10 @@ def _accelerator_rows() -> dict[str, int]:
     return {name: row for row, name in enumerate(accelerators())}
 
 
+def _row_number(row: int) -> Any:
+    return np.array([row], np.int32)
+
+
 def _stage(point: Point, layout: Layout, pool: float) -> Stage:
     row = table("engines")[point.engine]
     numbers = {
@@ -98,15 +102,15 @@ def _stage(point: Point, layout: Layout, pool: float) -> Stage:
     }
     return Stage(
         **{name: np.float32([value]) for name, value in numbers.items()},  # type: ignore[arg-type]
-        accelerator=np.int32([_accelerator_rows()[point.accelerator]]),  # type: ignore[arg-type]
-        weights=np.int32([WEIGHTS.index(point.weights)]),  # type: ignore[arg-type]
+        accelerator=_row_number(_accelerator_rows()[point.accelerator]),
+        weights=_row_number(WEIGHTS.index(point.weights)),
     )
 
 
 def _deployment(point: Point) -> Deployment:
     first, last = _stage(point, point.layouts[0], 0.0), _stage(point, point.layouts[-1], len(point.layouts) - 1.0)
-    zero = np.int32([0])
-    kv = np.int32([KV.index(point.kv)])
+    zero = _row_number(0)
+    kv = _row_number(KV.index(point.kv))
     return Deployment(first, first, first, last, last, kv=kv, link=zero, balanced=np.float32([1.0]))  # type: ignore
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from breakeven.models.catalog import text
 from breakeven.models.hardware import accelerators
@@ -103,7 +104,7 @@ def with_priors(given: Inputs) -> Inputs:
     return with_values(given, every, [p.prior for p in every])
 
 
-def summary(residuals: Floats, where: Floats) -> dict[str, float]:
+def summary(residuals: Floats, where: NDArray[np.bool_]) -> dict[str, float]:
     """MAPE and median APE of both metrics over the points `where`."""
     found: dict[str, float] = {"rows": int(np.sum(where))}
     for k, metric in enumerate(("ttft", "tpot")):

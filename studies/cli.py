@@ -186,7 +186,7 @@ def validate(
     if markdown is not None:
         _write(tables_of(table), markdown, "--markdown")
     show_validation(table, screen())
-    return 0 if (table["excluded"] == "").any() else NOTHING
+    return 0 if "" in set(table["excluded"]) else NOTHING
 
 
 def _write(text: str, path: Path, option: str) -> None:
@@ -210,7 +210,7 @@ def calibrate(
     from breakeven.studies.accuracy import show_calibration
     from breakeven.studies.calibrated import calibrate as fit_points
     from breakeven.studies.console import screen
-    from breakeven.studies.measured import read_points
+    from breakeven.studies.measured_files import read_points
     from breakeven.studies.run import remember_compiled
 
     folder = _writable(out) if out is not None else None

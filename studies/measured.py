@@ -1,4 +1,4 @@
-"""Measured serving points: reads a table of them and makes each row a benchmark point or says why it cannot be one.
+"""Measured serving points: makes each row a benchmark point, or says why it cannot be one.
 
 The table has the columns of AIConfigurator's collection of silicon measurements (many of them InferenceX runs):
 closed loop, fixed lengths, mean TTFT and TPOT in milliseconds. Its labels are partly wrong, so every rule below says
@@ -9,30 +9,14 @@ import math
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
 from breakeven.models.hardware import accelerators
-from breakeven.models.inputs import InputError
 from breakeven.models.llm import llms
 from breakeven.studies.measured_layout import Layout, read_layouts, spans_nodes
 
-REQUIRED = (
-    "id",
-    "backend",
-    "model_path",
-    "system",
-    "precision",
-    "mode",
-    "isl",
-    "osl",
-    "tp_size",
-    "silicon_ttft_ms",
-    "silicon_tpot_ms",
-)
-NUMBERS = ("isl", "osl", "silicon_ttft_ms", "silicon_tpot_ms")
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tensorrt-llm": "tensorrt-llm"}
 SYSTEMS = {"gb200": "gb200-nvl72", "gb300": "gb300-nvl72", "b200": "b200-sxm", "h100": "h100-sxm", "h200": "h200-sxm"}
 MODELS = {"llama-3.3-70b": "llama-3.1-70b", "deepseek-v3": "deepseek-r1"}  # the same architecture
@@ -75,57 +59,8 @@ class Point:
         return self.model, self.accelerator
 
 
-def read_table(path: str | Path) -> pd.DataFrame:
-    """The rows of a CSV of measured points; InputError where it is none."""
-    try:
-        table = pd.read_csv(path, dtype={"id": str}, low_memory=False)
-    except (OSError, ValueError, UnicodeDecodeError) as error:
-        raise InputError("MEASURED.csv", str(path), f"a readable CSV file ({_first_line(error)})") from None
-    for name in REQUIRED:
-        if name not in table.columns:
-            raise InputError(name, None, "is required: a column of the measured points", str(path))
-    for name in NUMBERS:
-        values = pd.to_numeric(table[name], errors="coerce")
-        bad = ~(values > 0.0) & ~(values == math.inf)
-        if bad.any():
-            row = int(bad.to_numpy().argmax())
-            raise InputError(f"row {row + 2}.{name}", _plain(table[name].iloc[row]), "a positive number", str(path))
-        table[name] = values.astype(float)
-    return table
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
-
-
-def read_points(path: str | Path, labels: str | Path | None = None) -> list[Point]:
-    """Every row of the file as a point, in its order; `labels` is an InferenceX export that names speculation."""
-    from breakeven.studies.measured_limits import without_impossible
-
-    known = read_labels(labels) if labels else {}
-    return without_impossible(clean(read_table(path), known))
-
-
-LABELS = ("ttft_ms", "tpot_ms", "spec_decode", "prefill_par", "decode_par")
-
-
-def read_labels(path: str | Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Labels by (TTFT, TPOT) to four digits: `spec_decode`, and the layouts and workers of split deployments."""
-    try:
-        table = pd.read_csv(path, low_memory=False)
-    except (OSError, ValueError, UnicodeDecodeError) as error:
-        raise InputError("--labels", str(path), f"a readable CSV file ({_first_line(error)})") from None
-    for name in LABELS:
-        if name not in table.columns:
-            raise InputError(name, None, "is required: a column of the labels", str(path))
-    return {_digits(row["ttft_ms"], row["tpot_ms"]): row for row in table[list(LABELS)].to_dict("records")}
-
-
-def _digits(ttft_ms: float, tpot_ms: float) -> tuple[str, str]:
+def digits(ttft_ms: float, tpot_ms: float) -> tuple[str, str]:
+    """What identifies a run across exports that round differently."""
     return f"{ttft_ms:.4g}", f"{tpot_ms:.4g}"
 
 
@@ -133,8 +68,8 @@ Row = dict[Hashable, Any]
 
 
 def clean(table: pd.DataFrame, labels: Mapping[tuple[str, str], Mapping[str, Any]] | None = None) -> list[Point]:
-    """Points of a table of `read_table`, one per row."""
-    rows: list[Row] = table.to_dict("records")
+    """Points of a table of measured rows, one per row and in its order."""
+    rows: list[Row] = cast(Any, table).to_dict("records")
     keys = [_measurement(row) for row in rows]
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row, key in zip(rows, keys, strict=True):
@@ -145,7 +80,7 @@ def clean(table: pd.DataFrame, labels: Mapping[tuple[str, str], Mapping[str, Any
 
 
 def _row_digits(row: Row) -> tuple[str, str]:
-    return _digits(row["silicon_ttft_ms"], row["silicon_tpot_ms"])
+    return digits(row["silicon_ttft_ms"], row["silicon_tpot_ms"])
 
 
 def _measurement(row: Row) -> tuple[Any, ...]:
@@ -239,7 +174,7 @@ def _concurrency(row: Row, layouts: Iterable[Layout]) -> float:
         return math.nan
     ranks = row.get("attention_dp_size" if row["mode"] == "agg" else "decode_attention_dp_size")
     workers = 1.0 if row["mode"] == "agg" else last.workers
-    return float(batch) * (float(ranks) if _given(ranks) else 1.0) * workers
+    return float(cast(Any, batch)) * (float(cast(Any, ranks)) if _given(ranks) else 1.0) * workers
 
 
 def _speculation(row: Row, model: str, label: Mapping[str, Any]) -> str:

@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from breakeven.studies.benchmark import inputs, predict_jitted
-from breakeven.studies.measured import UNKNOWN_DRAFT, Point, read_points
+from breakeven.studies.measured import UNKNOWN_DRAFT, Point
+from breakeven.studies.measured_files import read_points
 
 BAND = (0.7, 1.4)  # concurrency over capacity where a prediction of TTFT is a coin's toss
 CONCURRENCY = (0, 4, 16, 64, 256, np.inf)
@@ -45,7 +46,7 @@ def predictions(points: Sequence[Point]) -> pd.DataFrame:
     table.loc[short & (table["excluded"] == ""), "excluded"] = NO_ROOM
     for name in METRICS:
         table[f"{name}_ratio"] = table[f"{name}_ms"] / table[f"measured_{name}_ms"]
-    return table[_COLUMNS]
+    return table.loc[:, _COLUMNS]
 
 
 _COLUMNS = [
@@ -77,9 +78,13 @@ def _row(point: Point) -> dict[str, Any]:
     return row | {"measured_ttft_ms": point.ttft_ms, "measured_tpot_ms": point.tpot_ms}
 
 
+def _where(table: pd.DataFrame, chosen: Any) -> pd.DataFrame:
+    return table.loc[chosen]
+
+
 def counted(table: pd.DataFrame) -> pd.DataFrame:
     """The predicted measurements that errors are taken over: not excluded, copies of one run once."""
-    return table[table["excluded"] == ""].drop_duplicates("measurement")
+    return _where(table, table["excluded"] == "").drop_duplicates("measurement")
 
 
 def errors(table: pd.DataFrame) -> dict[str, float]:
@@ -94,24 +99,24 @@ def errors(table: pd.DataFrame) -> dict[str, float]:
     return found
 
 
-def spearman(a: pd.Series, b: pd.Series) -> float:
+def spearman(a: Any, b: Any) -> float:
     """Rank correlation; nan for fewer than three rows."""
     if len(a) < 3:
         return float("nan")
-    x, y = a.rank().to_numpy(float), b.rank().to_numpy(float)
+    x, y = (pd.Series(values).rank().to_numpy(float) for values in (a, b))
     spread = x.std() * y.std()
     return float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0.0 else float("nan")
 
 
 def coverage(table: pd.DataFrame) -> dict[str, float]:
     """Rows, the share of them that counts as predicted, and distinct measurements of both."""
-    good = table[table["excluded"] == ""]
+    good = _where(table, table["excluded"] == "")
     return {
         "rows": len(table),
         "predicted": len(good),
         "share": len(good) / max(len(table), 1),
-        "measurements": table["measurement"].nunique(),
-        "predicted_measurements": good["measurement"].nunique(),
+        "measurements": len(set(table["measurement"])),
+        "predicted_measurements": len(set(good["measurement"])),
     }
 
 
@@ -131,16 +136,16 @@ def report(table: pd.DataFrame) -> list[tuple[str, str, dict[str, float]]]:
     used = counted(table)
     if used.empty:
         return []
-    bins = pd.cut(used["concurrency"], CONCURRENCY, labels=_bin_names())
-    used = used.assign(concurrency=bins.astype(str))
+    bins = np.digitize(used["concurrency"], CONCURRENCY[1:-1], right=True)
+    used = used.assign(concurrency=np.array(_bin_names())[bins])
     found = [("all", "", errors(used))]
-    away = used[~in_band(used)]
+    away = _where(used, ~in_band(used))
     if len(away):
         found.append(("all", f"outside {BAND[0]}-{BAND[1]} of KV capacity", errors(away)))
     for group in GROUPS:
         values = used[group]
-        order = _bin_names() if group == "concurrency" else sorted(values.unique())
-        found += [(group, str(v), errors(used[values == v])) for v in order if (values == v).any()]
+        order = _bin_names() if group == "concurrency" else sorted(set(values))
+        found += [(group, str(v), errors(_where(used, values == v))) for v in order if v in set(values)]
     return found
 
 

@@ -16,10 +16,9 @@ from breakeven.studies.measured import (
     clean,
     kv_precision,
     model_id,
-    read_points,
-    read_table,
     weight_scheme,
 )
+from breakeven.studies.measured_files import read_points, read_table
 from breakeven.studies.measured_layout import Layout
 from breakeven.studies.measured_limits import TOO_FAST, compute_share, without_impossible
 
