@@ -9,7 +9,7 @@ from rich.table import Table
 
 from breakeven.studies.calibrate import SETTINGS
 from breakeven.studies.calibrated import Calibration, summary
-from breakeven.studies.validate import best_order, coverage, excluded, report
+from breakeven.studies.validate import BAND, best_order, coverage, excluded, report
 
 FIGURES = ("mape", "median", "bias", "rank")
 HEADINGS = ("MAPE", "median", "bias", "Spearman")
@@ -73,7 +73,9 @@ def show_calibration(found: Calibration, console: Console) -> None:
     """Errors seen and left out, and the parameters the data moved."""
     roomy = found.fill < SETTINGS["most_fill"]
     everything = np.ones_like(roomy, dtype=bool)
-    for words, where in (("with room in the KV cache", roomy), ("all", everything)):
+    away = ~((found.fill >= BAND[0]) & (found.fill <= BAND[1]))
+    slices = {"with room in the KV cache": roomy, f"outside {BAND[0]}-{BAND[1]} of it": away, "all": everything}
+    for words, where in slices.items():
         for name, residuals in (("in the fit", found.seen), ("combination left out", found.unseen)):
             e = summary(residuals, where)
             console.print(
