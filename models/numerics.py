@@ -68,7 +68,7 @@ def gamma_quantile(z: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> Array:
 
 def _cube_root_spread(mean: ArrayLike, variance: ArrayLike) -> tuple[Array, Array]:
     """(mean, variance of the cube root over the cube root of the mean)."""
-    mean = jnp.maximum(mean, TINY)
+    mean = jnp.maximum(mean, 1e-12)  # its square is a number in 32 bit
     return mean, jnp.maximum(variance, 1e-8 * mean * mean) / (9.0 * mean * mean)
 
 
