@@ -65,6 +65,7 @@ _COLUMNS = [
     "prompt_tokens",
     "output_tokens",
     "concurrency",
+    "accelerators",
     "fill",
     "internal",
     "ttft_ratio",
@@ -74,7 +75,8 @@ _COLUMNS = [
 
 def _row(point: Point) -> dict[str, Any]:
     row = {field.name: getattr(point, field.name) for field in dataclasses.fields(point)}
-    row |= {"system": point.accelerator, "backend": point.engine}
+    count = sum(x.accelerators * x.workers for x in point.layouts) if point.layouts else np.nan
+    row |= {"system": point.accelerator, "backend": point.engine, "accelerators": count}
     return row | {"measured_ttft_ms": point.ttft_ms, "measured_tpot_ms": point.tpot_ms}
 
 
@@ -159,6 +161,6 @@ def best_order(table: pd.DataFrame) -> float:
     used = counted(table)
     keys = ["model", "system", "prompt_tokens", "output_tokens"]
     pace = {name: used[f"{prefix}tpot_ms"] for name, prefix in (("predicted", ""), ("measured", "measured_"))}
-    used = used.assign(**{name: used["concurrency"] / value for name, value in pace.items()})
+    used = used.assign(**{name: used["concurrency"] / value / used["accelerators"] for name, value in pace.items()})
     ranks = [spearman(g["predicted"], g["measured"]) for _, g in used.groupby(keys) if len(g) >= 8]
     return float(np.median(ranks)) if ranks else float("nan")
