@@ -90,10 +90,11 @@ class Latency:
     gap_variance: Array
     call_mean_s: Array  # (n,)
     call_variance: Array  # (n,)
+    first_chunk_s: Array  # (n,): from the first token to its first chunk at the user; part of TTFT, not of the call
 
     @property
     def ttft_mean_s(self) -> Array:
-        return self.wait.average_s + jnp.sum(self.prefill_weight * self.prefill_s, -1)
+        return self.wait.average_s + jnp.sum(self.prefill_weight * self.prefill_s, -1) + self.first_chunk_s
 
     @property
     def tpot_mean_s(self) -> Array:
@@ -122,7 +123,7 @@ def _node_width(nodes_s: Array) -> Array:
 
 def ttft_cdf(latency: Latency, x_s: Array) -> Array:
     """P(TTFT <= x); x of shape (n,) or scalar."""
-    slack = jnp.asarray(x_s)[..., None] - latency.prefill_s
+    slack = jnp.asarray(x_s - latency.first_chunk_s)[..., None] - latency.prefill_s
     wait = jax.tree.map(lambda leaf: leaf[..., None], latency.wait)
     served = ramp(slack, 0.0, _node_width(latency.prefill_s))
     on_time = 1.0 - wait.survival(jnp.maximum(slack, 0.0))
@@ -163,7 +164,9 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
             below = jnp.where(steps > 0.5, gamma_cdf(tpot_s - base, *gamma), 1.0)
             for part in (1.0 / 6.0, 0.5, 5.0 / 6.0):
                 z = ndtri(jnp.clip(below * part, 1e-6, 1.0 - 1e-6))
-                room_s = jnp.minimum(ttft_s, call_s - steps * (base + gamma_quantile(z, *gamma)))
+                room_s = jnp.minimum(
+                    ttft_s - latency.first_chunk_s, call_s - steps * (base + gamma_quantile(z, *gamma))
+                )
                 total = total + latency.output_weight[j] * share[..., j] * below / 3.0 * served(room_s)
         return total
 

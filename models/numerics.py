@@ -18,7 +18,7 @@ def smooth_max(a: ArrayLike, b: ArrayLike) -> Array:
     """
     a, b = jnp.asarray(a), jnp.asarray(b)
     high, low = jnp.maximum(a, b), jnp.minimum(a, b)
-    ratio = jnp.square(low / jnp.maximum(high, 1e-15))  # keeps the derivative finite where both are 0
+    ratio = jnp.square(low / jnp.where(high > 0.0, high, 1.0))  # keeps the derivatives finite where both are 0
     return high * jnp.sqrt(jnp.sqrt(1.0 + jnp.square(ratio)))
 
 
@@ -68,7 +68,7 @@ def gamma_quantile(z: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> Array:
 
 def _cube_root_spread(mean: ArrayLike, variance: ArrayLike) -> tuple[Array, Array]:
     """(mean, variance of the cube root over the cube root of the mean)."""
-    mean = jnp.maximum(mean, TINY)
+    mean = jnp.maximum(mean, 1e-12)  # its square is a number in 32 bit
     return mean, jnp.maximum(variance, 1e-8 * mean * mean) / (9.0 * mean * mean)
 
 

@@ -16,7 +16,7 @@ from jax import Array
 
 from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory
-from breakeven.models.numerics import table_lookup
+from breakeven.models.numerics import TINY, table_lookup
 from breakeven.models.queueing import Moments
 from breakeven.models.steps import Coefficients, StepTime, decode_step
 from breakeven.models.workload import Workload
@@ -55,6 +55,7 @@ class Pools:
     transfer_s: Array  # mean KV transfer of a call
     transfer_s2: Array  # its second moment
     request_s: Array  # what the engine adds to every call
+    reserve_tokens: Array  # cache that admission counts for a sequence
 
 
 class State(NamedTuple):
@@ -81,6 +82,7 @@ class OperatingPoint(NamedTuple):
     marginal_s: Array
     step_s: Array  # step time at the batch a request sees
     slowdown: Array  # decode time over its time without prefill in the pool
+    seen_batch: Array  # sequences of others that a request sees decoding, mean
     own_batch: Array  # own and mates' load that a request sees beside the mean batch
     prefill_delay_s: Array  # decode time lost once to the prefill burst a request arrives in
     batch_mates: Array  # requests released to decode together
@@ -121,7 +123,7 @@ def own_load(decode_busy: Array, replicas: Array, balanced: Array) -> Array:
 
 def most_sequences(pools: Pools, workload: Workload) -> Array:
     """Sequences an engine decodes at once at most: its batch limit or the KV cache they need, at least one."""
-    fit = pools.decode_memory.capacity_tokens / workload.decode_context
+    fit = pools.decode_memory.capacity_tokens / pools.reserve_tokens
     return jnp.maximum(jnp.minimum(pools.max_batch, fit), 1.0)
 
 
@@ -134,7 +136,8 @@ def cache_miss(pools: Pools, workload: Workload, session_rate: Array, active_tok
     free = jnp.maximum(pools.prefill_memory.capacity_tokens - workload.shared_prefix_tokens - active_tokens, 1.0)
     work = jnp.log(free * pools.prefill_replicas / session_rate)
     # The room that few large sessions leave fluctuates: its CV is that of a Poisson number of them.
-    spread = jnp.minimum(jnp.sqrt(workload.mean_prompt2 / workload.mean_prompt**2 * workload.idle_tokens / free), 0.5)
+    variance = workload.mean_prompt2 / workload.mean_prompt**2 * workload.idle_tokens / free
+    spread = jnp.minimum(jnp.sqrt(jnp.maximum(variance, TINY)), 0.5)  # no idle sessions: no derivative at 0 either
     kept = 1.0 - sum(
         weight * table_lookup(workload.cache_work, workload.cache_miss, work + z * spread) for z, weight in GAUSS
     )
@@ -186,11 +189,11 @@ def operating_point(
     prefill_utilization = prefill_rate * service.first
 
     stall = service.scaled(_held_parts(pools, jnp.minimum(prefill_utilization, HIGHEST)))
-    share = jnp.minimum(prefill_rate * stall.first, HIGHEST) * pools.shared
+    share = jnp.minimum(seen * prefill_rate * stall.first, HIGHEST) * pools.shared
     chunk_step_s = service.first * pools.prefill_ways / chunks
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
     slowdown = 1.0 / (1.0 - share + chunk_rate * step_s)
-    delay_s, mates = _prefill_bursts(pools, service, prefill_rate, share, step_s, chunk_step_s, steps)
+    delay_s, mates = _prefill_bursts(pools, service, seen * prefill_rate, share, step_s, chunk_step_s, steps)
 
     busy = jnp.minimum(decode_rate * steps * slowdown * marginal_s, HIGHEST)
     per_context = context_s(pools, llm, context)
@@ -198,7 +201,7 @@ def operating_point(
     balanced = pools.decode_balanced > 0.5
     spread = spread / jnp.where(balanced, pools.decode_replicas, 1.0)
     work = slowdown * (fixed_s + marginal_s * (own + 0.25 * mates) + spread)
-    batch = (decode_rate * steps * work + decode_rate * delay_s) / (1.0 - busy)
+    batch = (decode_rate * steps * work + decode_rate * delay_s) / (1.0 - seen * busy)
     batch = jnp.clip(batch, 1e-3, most_sequences(pools, workload))
     variance = (fixed_s / marginal_s + 1.0) * busy / (1.0 - busy) ** 2
     one = 1.0 / pools.decode_replicas
@@ -221,6 +224,7 @@ def operating_point(
         marginal_s,
         step_s,
         slowdown,
+        seen * batch,
         own,
         delay_s,
         mates,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from breakeven.models.attainment import Latency, TokenTime
+from breakeven.models.closed import first_wave, held_back
 from breakeven.models.economics import Fleet, fleet
 from breakeven.models.llm import LLM
 from breakeven.models.memory import kv_bytes_per_token, pool_memory
@@ -220,7 +221,9 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         decode_balanced=jnp.maximum(resolved.balanced, split),
         transfer_s=jnp.sum(hit.weight * transfer_s[:, :nodes], -1),
         transfer_s2=jnp.sum(hit.weight * transfer_s[:, :nodes] ** 2, -1),
-        request_s=engine.request_s * jnp.ones_like(split),
+        request_s=(engine.request_s + engine.request_token_s * workload.mean_prompt) * jnp.ones_like(split),
+        reserve_tokens=workload.decode_context
+        + (engine.reserve_output_share - 0.5) * workload.mean_output * jnp.ones_like(split),
     )
     return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
 
@@ -268,7 +271,7 @@ def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalo
     context = workload.decode_context
     per_context = context_s(pools, catalog.llm, context)
     a, b, own = point.fixed_s, point.marginal_s, point.own_batch
-    batch, busy = point.state.batch, point.state.decode_busy
+    batch, busy = point.seen_batch, point.state.decode_busy
     steps = jnp.maximum(workload.output_steps, 1.0)
     step = a + b * (batch + own)
     base = a + (b - per_context * context) * own + per_context * context * (own - 1.0) + 0.3 * b * point.batch_mates
@@ -347,6 +350,7 @@ def _latency(
         gap_variance=workload.gap_var_s,
         call_mean_s=call_mean,
         call_variance=call_variance,
+        first_chunk_s=catalog.engine.first_chunk_steps * jnp.sum(workload.output_weight * token.mean_s, -1),
     )
 
 
@@ -363,10 +367,15 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     weight = jnp.concatenate([hit.weight * (1.0 - miss), missed_weight * miss], -1)
 
     waits = call_waits(point, pools, workload, catalog.llm, seen)
+    latency = _latency(point, pools, prefill, weight, waits.total, workload, catalog)
+    if workload.concurrent_sessions is not None:
+        latency = held_back(latency, rate, workload)
+    if workload.first_wave_share is not None:
+        latency = first_wave(latency, point, pools, workload, catalog.engine)
     decode_use = decode_utilization(point, pools, workload, catalog.llm)
     money = fleet(resolved, catalog.economy)
     return Performance(
-        latency=_latency(point, pools, prefill, weight, waits.total, workload, catalog),
+        latency=latency,
         point=point,
         pools=pools,
         session_rate=rate,

@@ -94,6 +94,10 @@ class Engine:
     alltoall_s: Array
     hopper_factor: Array
     request_s: Array
+    request_token_s: Array  # of each prompt token
+    first_chunk_steps: Array  # decode steps until the first token reaches the user
+    burst_factor: Array  # time of a prompt in a burst of prompts over its time alone
+    reserve_output_share: Array  # of the output, what admission counts beside the prompt (mean need: 0.5)
     memory_fraction: Array
     reserve_bytes: Array
 

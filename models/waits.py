@@ -80,7 +80,7 @@ def _link(point: OperatingPoint, pools: Pools) -> tuple[Wait, Array, Array]:
     service_cv2 = jnp.maximum(point.service.second / (point.service.first**2 + TINY) - 1.0, 0.0)
     departures = 1.0 + busy**2 * (service_cv2 - 1.0)
     exponent = jnp.where(departures > 1.5, 0.4, 1.0)
-    transfer_cv2 = jnp.maximum(pools.transfer_s2 / (mean**2 + TINY) - 1.0, 0.0)
+    transfer_cv2 = jnp.maximum(pools.transfer_s2 / jnp.maximum(mean**2, 1e-16) - 1.0, 0.0)
     held = jnp.clip(rho, TINY, HIGHEST)
     given = 0.5 * mean * (jnp.maximum(departures, 1.0) + transfer_cv2) / (1.0 - held)
     probability = jnp.where(rho > 0.0, held**exponent, 0.0)

@@ -84,6 +84,7 @@ class Workload:
     arrival_cv2: Leaf  # squared coefficient of variation of the sessions' interarrival time
     sessions_per_second: Leaf | None = None  # open load, whole deployment; scalar or one per candidate
     concurrent_sessions: Leaf | None = None  # closed population; at most one of the two is given
+    first_wave_share: Leaf | None = None  # of a benchmark's requests, those that all come at its start
 
 
 def workload(

@@ -221,6 +221,70 @@ def catalog(
     return 0
 
 
+MeasuredArgument = Annotated[Path, typer.Argument(metavar="MEASURED.csv", help="Measured serving points.")]
+LabelsOption = Annotated[
+    Path | None, typer.Option(help="InferenceX export that names speculation and workers of some of the points.")
+]
+
+
+@app.command()
+def validate(
+    measured: MeasuredArgument,
+    out: Annotated[Path | None, typer.Option(metavar="PRED.csv", help="Write predictions beside measurements.")] = None,
+    labels: LabelsOption = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the tables as Markdown.")] = None,
+) -> int:
+    """Predict measured serving points: errors by metric, model, system, backend, mode and concurrency."""
+    from breakeven.studies.accuracy import markdown as tables_of
+    from breakeven.studies.accuracy import show_validation
+    from breakeven.studies.console import screen
+    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.validate import validate as validate_points
+
+    remember_compiled()
+    table = validate_points(measured, labels)
+    if out is not None:
+        _write(table.to_csv(index=False, float_format="%.6g"), out, "--out")
+    if markdown is not None:
+        _write(tables_of(table), markdown, "--markdown")
+    show_validation(table, screen())
+    return 0 if "" in set(table["excluded"]) else NOTHING
+
+
+def _write(text: str, path: Path, option: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(option, str(path), f"cannot be written: {error.strerror}") from None
+
+
+@app.command()
+def calibrate(
+    measured: MeasuredArgument,
+    out: Annotated[
+        Path | None, typer.Option(help="Write efficiency.toml, engines.toml and left_out.csv there.")
+    ] = None,
+    labels: LabelsOption = None,
+    folds: Annotated[int, typer.Option(help="Folds of (model, accelerator) combinations; 0: each on its own.")] = 0,
+) -> int:
+    """Fit engine overheads and achieved shares to measured points, and judge the fit on combinations left out."""
+    from breakeven.studies.accuracy import show_calibration
+    from breakeven.studies.calibrated import calibrate as fit_points
+    from breakeven.studies.console import screen
+    from breakeven.studies.measured_files import read_points
+    from breakeven.studies.run import remember_compiled
+
+    folder = _writable(out) if out is not None else None
+    points = read_points(measured, labels)
+    remember_compiled()
+    fitted = fit_points(points, folds)
+    if folder is not None:
+        fitted.save(folder)
+    show_calibration(fitted, screen())
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: turns every fault into one line and an exit status."""
     sys.exit(_main(arguments))

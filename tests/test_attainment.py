@@ -138,6 +138,7 @@ def test_without_waiting_or_spread_times_are_steps():
         gap_variance=zero,
         call_mean_s=2.0 * one,
         call_variance=zero,
+        first_chunk_s=zero,
     )
     for name, exact in {"ttft": 1.0, "tpot": 0.1, "call": 2.0, "session": 2.0}.items():
         assert curve(latency, name, [0.9 * exact, 1.1 * exact])[:, 0] == pytest.approx([0.0, 1.0], abs=1e-3)

@@ -66,7 +66,8 @@ def test_windows_hold_no_more_than_their_length():
 
 def test_capacity_is_free_memory_over_kv_bytes(one):
     """Eight H100: 8 (0.92 x 85.52 - 2 - 141.1/8 - activations) GB over 327,680 bytes."""
-    resolved, study = one(tensor_parallel=8, pipeline_parallel=1, token_budget=8192)
+    share = "engine={like: vllm, memory_fraction: 0.92}"
+    resolved, study = one(share, tensor_parallel=8, pipeline_parallel=1, token_budget=8192)
     activations = 24.0 * 8192 * 8192 / 8
     free = 0.92 * 85.5235362816e9 - 2e9 - 141.1074e9 / 8 - activations
     found = memory(resolved, study)

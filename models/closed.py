@@ -1,0 +1,45 @@
+"""What only a closed population does to latency: it waits where it does not fit, and a benchmark starts all at once."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import Array
+
+from breakeven.models.attainment import Latency
+from breakeven.models.operating_point import OperatingPoint, Pools
+from breakeven.models.queueing import Wait, add_waits
+from breakeven.models.tables import Engine
+from breakeven.models.workload import Workload
+
+UNSETTLED = 0.01  # of a call's time: what bisection and interpolation leave open in a population that fits
+
+
+def held_back(latency: Latency, rate: Array, workload: Workload) -> Latency:
+    """`latency` with the wait of a population that does not fit into the cache or the batch.
+
+    A full deployment works at the rate it can; by Little's law N = rate x session time, and what calls and gaps do
+    not explain of N / rate is spent waiting for admission.
+    """
+    assert workload.concurrent_sessions is not None
+    calls = workload.calls_per_session
+    session_s = workload.concurrent_sessions / rate
+    explained_s = calls * latency.call_mean_s + (calls - 1.0) * workload.gap_mean_s
+    held_s = jnp.maximum((session_s - explained_s) / calls - UNSETTLED * latency.call_mean_s, 0.0)
+    one = jnp.ones_like(held_s)
+    wait = add_waits(latency.wait, Wait(jnp.where(held_s > 0.0, one, 0.0), held_s, 0.05 * one))
+    return dataclasses.replace(latency, wait=wait, call_mean_s=latency.call_mean_s + held_s)
+
+
+def first_wave(latency: Latency, point: OperatingPoint, pools: Pools, workload: Workload, engine: Engine) -> Latency:
+    """`latency` of a benchmark that sends its first N requests at once, a share of all its requests.
+
+    The first wave is prefilled one prompt after another, so its members wait for half of the others on average.
+    Part of the protocol, never of a user's traffic. Fitted factors on the half agree with simulation: 0.4 to 0.7 of
+    the wave for chunks, 1/2 for prefill first.
+    """
+    assert workload.concurrent_sessions is not None and workload.first_wave_share is not None
+    others = jnp.maximum(workload.concurrent_sessions / pools.prefill_replicas - 1.0, 0.0)
+    wave_s = 0.5 * others * point.service.first * engine.burst_factor
+    share = workload.first_wave_share * jnp.ones_like(wave_s)
+    wait = add_waits(latency.wait, Wait(share, wave_s, jnp.full_like(wave_s, 1.0 / 3.0)))
+    return dataclasses.replace(latency, wait=wait)

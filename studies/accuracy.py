@@ -1,0 +1,91 @@
+"""What `validate` and `calibrate` print: tables of errors, coverage, and what the fit moved."""
+
+import math
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from breakeven.studies.calibrate import SETTINGS
+from breakeven.studies.calibrated import Calibration, summary
+from breakeven.studies.validate import BAND, best_order, coverage, excluded, report
+
+FIGURES = ("mape", "median", "bias", "rank")
+HEADINGS = ("MAPE", "median", "bias", "Spearman")
+
+
+def show_validation(table: pd.DataFrame, console: Console) -> None:
+    """Coverage, reasons, and errors by group."""
+    covered = coverage(table)
+    console.print(
+        f"{covered['predicted']:,.0f} of {covered['rows']:,.0f} rows predicted ({covered['share']:.0%}): "
+        f"{covered['predicted_measurements']:,.0f} of {covered['measurements']:,.0f} measurements, copies counted once"
+    )
+    for reason, count in excluded(table).items():
+        console.print(f"  {count:>5,}  excluded: {reason}")
+    if covered["predicted"]:
+        console.print(errors_table(table))
+        order = best_order(table)
+        if not math.isnan(order):
+            console.print(f"rank correlation of throughput inside a workload, median: {order:.2f}")
+
+
+def errors_table(table: pd.DataFrame) -> Table:
+    """Errors of TTFT and TPOT, one line per group."""
+    out = Table(box=None, pad_edge=False)
+    for name in ("by", "", "rows"):
+        out.add_column(name, justify="right" if name == "rows" else "left")
+    for metric in ("TTFT", "TPOT"):
+        for heading in HEADINGS:
+            out.add_column(f"{metric} {heading}", justify="right")
+    for group, value, found in report(table):
+        cells = [_cell(found[f"{m}_{f}"], f) for m in ("ttft", "tpot") for f in FIGURES]
+        out.add_row(group, value, f"{found['rows']:,.0f}", *cells)
+    return out
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Coverage, reasons and errors as Markdown tables, for docs."""
+    covered = coverage(table)
+    lines = [
+        "| rows | |",
+        "|---|---:|",
+        f"| all | {covered['rows']:,.0f} |",
+        f"| predicted | {covered['predicted']:,.0f} |",
+    ]
+    lines += [f"| excluded: {reason} | {count:,} |" for reason, count in excluded(table).items()]
+    titles = ["by", "", "rows", *[f"{m} {h}" for m in ("TTFT", "TPOT") for h in HEADINGS]]
+    lines += ["", f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
+    for group, value, found in report(table):
+        cells = [_cell(found[f"{m}_{f}"], f) for m in ("ttft", "tpot") for f in FIGURES]
+        lines.append(f"| {' | '.join([group, value, format(int(found['rows']), ','), *cells])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: float, figure: str) -> str:
+    if math.isnan(value):
+        return "–"
+    return f"{value:.2f}" if figure == "rank" else f"{value:+.0%}" if figure == "bias" else f"{value:.1%}"
+
+
+def show_calibration(found: Calibration, console: Console) -> None:
+    """Errors seen and left out, and the parameters the data moved."""
+    roomy = found.fill < SETTINGS["most_fill"]
+    everything = np.ones_like(roomy, dtype=bool)
+    away = ~((found.fill >= BAND[0]) & (found.fill <= BAND[1]))
+    slices = {"with room in the KV cache": roomy, f"outside {BAND[0]}-{BAND[1]} of it": away, "all": everything}
+    for words, where in slices.items():
+        for name, residuals in (("in the fit", found.seen), ("combination left out", found.unseen)):
+            e = summary(residuals, where)
+            console.print(
+                f"{words}, {name}: {e['rows']} points, TTFT MAPE {e['ttft_mape']:.1%} median {e['ttft_median']:.1%}, "
+                f"TPOT MAPE {e['tpot_mape']:.1%} median {e['tpot_median']:.1%}"
+            )
+    out = Table(box=None, pad_edge=False)
+    for name in ("field", "of", "prior", "fitted", "moved, sd"):
+        out.add_column(name)
+    for row in found.table.to_dict("records"):
+        figures = f"{row['prior']:.3g}", f"{row['value']:.3g}", f"{row['moved_sd']:+.1f}"
+        out.add_row(row["field"], row["owner"], *figures)
+    console.print(out)

@@ -1,0 +1,161 @@
+"""Calibration: engine overheads and achieved shares from measured points, by a robust fit under tight priors.
+
+Minimises, over x = ln(value / prior) and the log residuals r of TTFT and TPOT,
+
+    sum rho(r / scale) + strength sum (x / sd)^2 / 2,      rho(z) = sqrt(1 + z^2) - 1
+
+by Gauss-Newton steps whose Jacobian is the model's own forward derivative. What may move and how far is data
+(calibration.toml). Fits are judged on (model, accelerator) combinations they never saw.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from breakeven.models.catalog import table
+from breakeven.models.hardware import accelerators
+from breakeven.models.tables import Engine, Hardware
+from breakeven.studies.benchmark import Inputs, predict
+from breakeven.studies.measured import Point
+
+Floats = NDArray[np.float64]
+SETTINGS = table("calibration")
+STEPS, TOLERANCE = 12, 1e-4
+DAMPING = (0.0, 1e-2, 1e-1, 1.0, 10.0)  # of the diagonal, tried in turn until a step lowers the loss
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number that the fit may move, times e^x."""
+
+    kind: str  # efficiency, engine or memory
+    field: str
+    owners: tuple[str, ...]  # generations or engines
+    prior: float
+    sd: float
+
+
+def parameters(*kinds: str) -> tuple[Parameter, ...]:
+    """What calibration.toml lets move, of these kinds."""
+    found = []
+    for kind in kinds:
+        for field, row in SETTINGS[kind].items():
+            owners = [tuple(row["prior"])] if row.get("shared") else [(owner,) for owner in row["prior"]]
+            found += [Parameter(kind, field, each, row["prior"][each[0]], row["sd"]) for each in owners]
+    return tuple(found)
+
+
+def generation_owner(generation: str) -> str:
+    """The generation whose achieved shares this one uses."""
+    row = table("efficiency").get(generation, {})
+    return generation_owner(row["like"]) if "like" in row else generation
+
+
+def _owned(parameter: Parameter) -> Floats:
+    """1 where a row of the accelerators or engines belongs to the parameter."""
+    if parameter.kind == "efficiency":
+        names = [generation_owner(a.generation) for a in accelerators().values()]
+    else:
+        names = list(table("engines"))
+    return np.array([float(name in parameter.owners) for name in names])
+
+
+def with_values(given: Inputs, moved: Sequence[Parameter], values: Any) -> Inputs:
+    """The inputs with the parameters at these values."""
+    hardware = {f.name: getattr(given.shared.hardware, f.name) for f in dataclasses.fields(Hardware)}
+    engines = {f.name: getattr(given.engines, f.name) for f in dataclasses.fields(Engine)}
+    for parameter, value in zip(moved, values, strict=True):
+        columns = hardware if parameter.kind == "efficiency" else engines
+        columns[parameter.field] = jnp.where(_owned(parameter) > 0.5, value, columns[parameter.field])
+    shared = dataclasses.replace(given.shared, hardware=Hardware(**hardware))
+    return dataclasses.replace(given, shared=shared, engines=Engine(**engines))
+
+
+def _priors(moved: Sequence[Parameter]) -> Floats:
+    return np.array([parameter.prior for parameter in moved])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Residuals of points as functions of x, compiled once and used for every fold."""
+
+    moved: tuple[Parameter, ...]
+    residuals: Callable[[Floats], Floats]  # (points, 2): ln(predicted / measured) of TTFT and TPOT
+    jacobian: Callable[[Floats], Floats]  # (points, 2, parameters)
+
+
+def problem(points: Sequence[Point], moved: tuple[Parameter, ...], given: Inputs) -> Problem:
+    """The fit of `points` over the parameters `moved`; everything else as in `given`."""
+    measured = jnp.log(jnp.asarray([[p.ttft_ms / 1e3, p.tpot_ms / 1e3] for p in points]))
+    prior = jnp.asarray(_priors(moved), jnp.float32)
+
+    def residuals(x: Array, given: Inputs) -> Array:
+        found = predict(with_values(given, moved, prior * jnp.exp(x)))
+        return jnp.log(jnp.stack([found.ttft_s, found.tpot_s], -1)) - measured
+
+    plain, derivative = jax.jit(residuals), jax.jit(jax.jacfwd(residuals))
+    return Problem(
+        moved,
+        lambda x: np.asarray(plain(jnp.asarray(x, jnp.float32), given), np.float64),
+        lambda x: np.asarray(derivative(jnp.asarray(x, jnp.float32), given), np.float64),
+    )
+
+
+def _rho(z: Floats) -> Floats:
+    return np.sqrt(1.0 + z**2) - 1.0
+
+
+def _loss(residuals: Floats, weight: Floats, x: Floats, sd: Floats, strength: float) -> float:
+    data = np.sum(weight * _rho(residuals / SETTINGS["scale"]))
+    return float(data + 0.5 * strength * np.sum((x / sd) ** 2))
+
+
+def fit(
+    task: Problem,
+    weight: Floats,
+    start: Floats | None = None,
+    strength: float = SETTINGS["strength"],
+    steps: int = STEPS,
+) -> Floats:
+    """x that minimises the loss over residuals of positive `weight`, (points, 2)."""
+    scale, sd = SETTINGS["scale"], np.array([parameter.sd for parameter in task.moved])
+    x = np.zeros(len(sd)) if start is None else start.copy()
+    loss = _loss(task.residuals(x), weight, x, sd, strength)
+    for _ in range(steps):
+        r, j = task.residuals(x).ravel(), np.nan_to_num(task.jacobian(x), posinf=0.0, neginf=0.0)
+        j = np.clip(j.reshape(len(r), -1), -20.0, 20.0)
+        w = weight.ravel() / np.sqrt(1.0 + (r / scale) ** 2) / scale**2
+        gradient = j.T @ (w * r) + strength * x / sd**2
+        hessian = (j.T * w) @ j + np.diag(strength / sd**2)
+        before = loss
+        for damping in DAMPING:
+            step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
+            trial = x - np.clip(step, -1.0, 1.0)
+            trial_loss = _loss(task.residuals(trial), weight, trial, sd, strength)
+            if trial_loss < loss:
+                x, loss = trial, trial_loss
+                break
+        if before - loss < TOLERANCE * before:
+            break
+    return x
+
+
+def left_out(
+    task: Problem, points: Sequence[Point], weight: Floats, start: Floats, folds: int = 0, **options: Any
+) -> Floats:
+    """Residuals of each point by a fit that never saw its (model, accelerator) combination, (points, 2)."""
+    combinations = sorted({point.combination for point in points})
+    fold_of = {c: i % folds if folds else i for i, c in enumerate(combinations)}
+    fold = np.array([fold_of[point.combination] for point in points])
+    out = np.full((len(points), 2), np.nan)
+    for k in sorted(set(fold)):
+        x = fit(task, weight * (fold != k)[:, None], start, **options)
+        out[fold == k] = task.residuals(x)[fold == k]
+    return out

@@ -1,0 +1,166 @@
+"""How well the model predicts measured points: prediction beside measurement, and errors by what may explain them.
+
+Errors are of ratios q = predicted / measured: MAPE = mean |q - 1|, median APE, bias = median q - 1, Spearman's rank
+correlation. Copies of one run count once; excluded points are predicted where they can be, and count in no figure.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from breakeven.studies.benchmark import inputs, predict_jitted
+from breakeven.studies.measured import UNKNOWN_DRAFT, Point
+from breakeven.studies.measured_files import read_points
+
+BAND = (0.7, 1.4)  # concurrency over capacity where a prediction of TTFT is a coin's toss
+CONCURRENCY = (0, 4, 16, 64, 256, np.inf)
+NO_ROOM = "the weights or one sequence do not fit into the memory by this model"
+GROUPS = ("mode", "model", "system", "backend", "concurrency")
+METRICS = ("ttft", "tpot")
+
+
+def validate(path: str | Path, labels: str | Path | None = None) -> pd.DataFrame:
+    """One row per row of the file: id, predicted and measured milliseconds, why it is excluded, and its groups."""
+    return predictions(read_points(path, labels))
+
+
+def predictions(points: Sequence[Point]) -> pd.DataFrame:
+    """The table of `validate` of points, in their order."""
+    table = pd.DataFrame([_row(point) for point in points])
+    able = [i for i, point in enumerate(points) if not point.excluded or point.excluded == UNKNOWN_DRAFT]
+    figures: dict[str, np.ndarray] = {k: np.full(len(points), np.nan) for k in ("ttft_ms", "tpot_ms", "fill", "excess")}
+    if able:
+        found = predict_jitted(inputs([points[i] for i in able]))
+        for name, value in zip(figures, jax.tree.map(np.asarray, found), strict=True):
+            figures[name][able] = value * (1e3 if name.endswith("_ms") else 1.0)
+    table["ttft_ms"], table["tpot_ms"] = figures["ttft_ms"], figures["tpot_ms"]
+    table["fill"] = figures["fill"]
+    short = figures["excess"] > 0.0
+    table.loc[short, ["ttft_ms", "tpot_ms"]] = np.nan
+    table.loc[short & (table["excluded"] == ""), "excluded"] = NO_ROOM
+    for name in METRICS:
+        table[f"{name}_ratio"] = table[f"{name}_ms"] / table[f"measured_{name}_ms"]
+    return table.loc[:, _COLUMNS]
+
+
+_COLUMNS = [
+    "id",
+    "ttft_ms",
+    "tpot_ms",
+    "measured_ttft_ms",
+    "measured_tpot_ms",
+    "excluded",
+    "measurement",
+    "mode",
+    "model",
+    "system",
+    "backend",
+    "precision",
+    "prompt_tokens",
+    "output_tokens",
+    "concurrency",
+    "accelerators",
+    "fill",
+    "internal",
+    "ttft_ratio",
+    "tpot_ratio",
+]
+
+
+def _row(point: Point) -> dict[str, Any]:
+    row = {field.name: getattr(point, field.name) for field in dataclasses.fields(point)}
+    count = sum(x.accelerators * x.workers for x in point.layouts) if point.layouts else np.nan
+    row |= {"system": point.accelerator, "backend": point.engine, "accelerators": count}
+    return row | {"measured_ttft_ms": point.ttft_ms, "measured_tpot_ms": point.tpot_ms}
+
+
+def _where(table: pd.DataFrame, chosen: Any) -> pd.DataFrame:
+    return table.loc[chosen]
+
+
+def counted(table: pd.DataFrame) -> pd.DataFrame:
+    """The predicted measurements that errors are taken over: not excluded, copies of one run once."""
+    return _where(table, table["excluded"] == "").drop_duplicates("measurement")
+
+
+def errors(table: pd.DataFrame) -> dict[str, float]:
+    """Figures of some counted rows: shares (0.1 = 10 %), rank correlation, and their number."""
+    found: dict[str, float] = {"rows": len(table)}
+    for name in METRICS:
+        ratio = table[f"{name}_ratio"].to_numpy(float)
+        off = np.abs(ratio - 1.0)
+        found |= {f"{name}_mape": off.mean(), f"{name}_median": float(np.median(off))}
+        found[f"{name}_bias"] = float(np.median(ratio)) - 1.0
+        found[f"{name}_rank"] = spearman(table[f"{name}_ms"], table[f"measured_{name}_ms"])
+    return found
+
+
+def spearman(a: Any, b: Any) -> float:
+    """Rank correlation; nan for fewer than three rows."""
+    if len(a) < 3:
+        return float("nan")
+    x, y = (pd.Series(values).rank().to_numpy(float) for values in (a, b))
+    spread = x.std() * y.std()
+    return float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0.0 else float("nan")
+
+
+def coverage(table: pd.DataFrame) -> dict[str, float]:
+    """Rows, the share of them that counts as predicted, and distinct measurements of both."""
+    good = _where(table, table["excluded"] == "")
+    return {
+        "rows": len(table),
+        "predicted": len(good),
+        "share": len(good) / max(len(table), 1),
+        "measurements": len(set(table["measurement"])),
+        "predicted_measurements": len(set(good["measurement"])),
+    }
+
+
+def excluded(table: pd.DataFrame) -> pd.Series:
+    """Rows by the reason that excludes them."""
+    reasons = table.loc[table["excluded"] != "", "excluded"]
+    return reasons.value_counts()
+
+
+def in_band(table: pd.DataFrame) -> pd.Series:
+    """True where the KV cache is nearly full: the wait for room decides TTFT there."""
+    return table["fill"].between(*BAND)
+
+
+def report(table: pd.DataFrame) -> list[tuple[str, str, dict[str, float]]]:
+    """(group, value, errors): all counted rows, those away from the KV limit, then each group's values."""
+    used = counted(table)
+    if used.empty:
+        return []
+    bins = np.digitize(used["concurrency"], CONCURRENCY[1:-1], right=True)
+    used = used.assign(concurrency=np.array(_bin_names())[bins])
+    found = [("all", "", errors(used))]
+    away = _where(used, ~in_band(used))
+    if len(away):
+        found.append(("all", f"outside {BAND[0]}-{BAND[1]} of KV capacity", errors(away)))
+    for group in GROUPS:
+        values = used[group]
+        order = _bin_names() if group == "concurrency" else sorted(set(values))
+        found += [(group, str(v), errors(_where(used, values == v))) for v in order if v in set(values)]
+    return found
+
+
+def _bin_names() -> list[str]:
+    edges = CONCURRENCY
+    return [f"{a + 1}-{b}" if b < np.inf else f"{a + 1}+" for a, b in itertools.pairwise(edges)]
+
+
+def best_order(table: pd.DataFrame) -> float:
+    """Median over workloads of the rank correlation of output tokens per second and accelerator; nan if too few."""
+    used = counted(table)
+    keys = ["model", "system", "prompt_tokens", "output_tokens"]
+    pace = {name: used[f"{prefix}tpot_ms"] for name, prefix in (("predicted", ""), ("measured", "measured_"))}
+    used = used.assign(**{name: used["concurrency"] / value / used["accelerators"] for name, value in pace.items()})
+    ranks = [spearman(g["predicted"], g["measured"]) for _, g in used.groupby(keys) if len(g) >= 8]
+    return float(np.median(ranks)) if ranks else float("nan")
