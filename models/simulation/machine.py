@@ -103,7 +103,8 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         prefill_capacity=_number(found.prefill_capacity, i),
         decode_capacity=_number(found.decode_capacity, i),
         shared_prefix=_number(workload.shared_prefix_tokens, 0),
-        request_s=_number(catalog.engine.request_s, 0),
+        request_s=_number(catalog.engine.request_s, 0)
+        + _number(catalog.engine.request_token_s, 0) * _number(workload.mean_prompt, 0),
         link_latency_s=_number(found.link_latency_s, i),
         link_token_s=_number(found.link_token_s, i),
         balanced=_number(resolved.balanced, i) > 0.5,
@@ -112,4 +113,5 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         horizon_s=window.horizon_s,
         whole_sessions=window.whole_sessions,
         log_start_s=window.log_start_s,
+        first_chunk_steps=_number(catalog.engine.first_chunk_steps, 0),
     )

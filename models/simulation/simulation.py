@@ -85,7 +85,13 @@ class Simulated:
         with np.errstate(invalid="ignore"):
             decoding = np.where(np.isfinite(first), end - first, np.inf)
         tpot = np.where(steps > 0.0, decoding / np.maximum(steps, 1.0), 0.0)
-        return {"arrival_s": arrival, "ttft_s": first - arrival, "tpot_s": tpot, "call_s": end - arrival}
+        ttft = self._shown_s(first, end, tpot) - arrival
+        return {"arrival_s": arrival, "ttft_s": ttft, "tpot_s": tpot, "call_s": end - arrival}
+
+    def _shown_s(self, first_s: Floats, end_s: Floats, tpot_s: Floats) -> Floats:
+        """When the first chunk reaches the user: some decode steps after the first token, at the end at the latest."""
+        known_s = np.where(np.isfinite(tpot_s), tpot_s, 0.0)
+        return np.minimum(first_s + self.plan.first_chunk_steps * known_s, end_s)
 
     def session_times(self) -> tuple[NDArray[np.int64], Floats]:
         """(rows, seconds) of the sessions that started in the window; infinite where one has not ended."""
@@ -109,8 +115,9 @@ class Simulated:
         rows, spent = self.session_times()
         arrival, first, end = (self.calls[name] for name in ("arrival_s", "first_s", "end_s"))
         with np.errstate(invalid="ignore"):
-            late = ~(first - arrival <= bounds.ttft_s) | ~(end - arrival <= bounds.call_s)
-            late |= ~((end - first) / np.maximum(self.calls["output"] - 1.0, 1.0) <= bounds.tpot_s)
+            tpot = (end - first) / np.maximum(self.calls["output"] - 1.0, 1.0)
+            shown = self._shown_s(first, end, tpot)
+            late = ~(shown - arrival <= bounds.ttft_s) | ~(end - arrival <= bounds.call_s) | ~(tpot <= bounds.tpot_s)
         bad = np.bincount(self.calls["session"], weights=late, minlength=len(self.sessions))[rows] > 0.0
         in_time = (spent <= bounds.session_s) & np.isfinite(spent)
         return in_time, in_time & ~bad
