@@ -78,14 +78,10 @@ def _decode_traffic(resolved: Resolved, found: Performance, workload: Workload, 
 def _power_w(resolved: Resolved, found: Performance, catalog: Catalog) -> Array:
     """Power drawn on average: idle share plus the rest by utilization, times the building's overhead."""
     economy = catalog.economy
-    busy = jnp.maximum(found.utilization_prefill, 0.0), found.utilization_decode
-    shared = jnp.maximum(*busy)
-    use = [
-        shared,
-        *[jnp.where(found.pools.shared > 0.5, shared, u) for u in (busy[0], busy[0], *[busy[1]] * 2)],
-    ]
-    use[0] = use[1]
-    total = jnp.zeros_like(shared)
+    prefill, decode = found.utilization_prefill, found.utilization_decode
+    joint, busiest = found.pools.shared > 0.5, jnp.maximum(prefill, decode)
+    use = [jnp.where(joint, busiest, own) for own in (prefill, prefill, prefill, decode, decode)]
+    total = jnp.zeros_like(busiest)
     for stage, count, share in zip(resolved.stages, found.fleet.by_stage, use, strict=True):
         load = economy.idle_power_share + (1.0 - economy.idle_power_share) * jnp.clip(share, 0.0, 1.0)
         total = total + count * stage.hardware.power_w * load

@@ -7,7 +7,7 @@ the struct of arrays that `evaluate` takes; nothing is held in memory beyond the
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import jax.numpy as jnp
@@ -233,7 +233,6 @@ class Domains:
     kv: tuple[str, ...]
     links: tuple[str, ...]
     routing: tuple[str, ...] = ("affinity",)
-    skipped: dict[str, str] = field(default_factory=dict)
 
 
 def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,11 @@ import pandas as pd
 from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
 from breakeven.optimizer.search import Found
 from breakeven.optimizer.verify import Verification
-from breakeven.studies.deployment_file import anchored, deployment_yaml
+from breakeven.studies.deployment_file import BEST, FRONT, RECORD, anchored, deployment_yaml
 from breakeven.studies.study import Study
 
-FRONT = "front.csv"
 FAMILIES = "families.csv"
 EVALUATIONS = "evaluations.parquet"
-BEST = "best.yaml"
-RECORD = "study.json"
 SIMULATED = ("slo_attainment_simulated", "slo_attainment_simulated_low", "slo_attainment_simulated_high")
 
 _FLAGS = ("excess_", "doubt_")
@@ -101,9 +98,7 @@ class Result:
     seconds: float
     search: str
     interrupted: bool = False
-    total_seconds: float = 0.0
     verification: Verification | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def best(self) -> Row | None:
