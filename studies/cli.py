@@ -48,7 +48,7 @@ def run(
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
     from breakeven.studies.console import progress_bar, screen, show_result
-    from breakeven.studies.report import write_report
+    from breakeven.studies.report import write_explanation, write_report
     from breakeven.studies.run import remember_compiled
     from breakeven.studies.run import run as run_study
     from breakeven.studies.study import Study
@@ -62,9 +62,12 @@ def run(
         result = run_study(loaded, progress, storage, verifying)
     result.save(folder)
     _draw(folder)
-    write_report(result, folder)
+    write_explanation(result, folder)
+    write_report(folder)
     show_result(result, screen())
-    typer.echo(f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html")
+    typer.echo(
+        f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html, report.md"
+    )
     if result.interrupted:
         typer.echo("Interrupted: this is what was found until then.", err=True)
         return INTERRUPTED
@@ -108,6 +111,16 @@ def _draw(folder: Path) -> None:
     best = records(tables[0])[0] if len(tables[0]) else None
     simulated = pd.concat(tables).drop_duplicates("candidate") if set(SIMULATED) <= set(tables[0]) else None
     pareto(evaluations, best, record, folder / "pareto.png", pair, simulated)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")]) -> int:
+    """Write report.html and report.md again, with what other commands have added to the folder since."""
+    from breakeven.studies.report import write_report
+
+    write_report(folder)
+    typer.echo(f"Written: {folder / 'report.html'}, {folder / 'report.md'}")
+    return 0
 
 
 @app.command()
@@ -160,17 +173,17 @@ def simulate(
     if perfetto:
         _writable(perfetto.parent)
     remember_compiled()
-    report = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
-    show_simulation(report, screen())
+    found = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
+    show_simulation(found, screen())
     if folder:
         from breakeven.studies.latency_plot import latency
 
-        frame = calls_frame(report.replications)
+        frame = calls_frame(found.replications)
         frame.to_parquet(folder / "calls.parquet", index=False)
-        latency(frame, report.seconds, report.title, folder / "latency.png")
+        latency(frame, found.seconds, found.title, folder / "latency.png")
         typer.echo(f"Written to {folder}{os.sep}: calls.parquet, latency.png")
     if perfetto:
-        write_trace(report.replications.runs[0], perfetto)
+        write_trace(found.replications.runs[0], perfetto)
         typer.echo(f"Written: {perfetto}; open it at https://ui.perfetto.dev")
     return 0
 
