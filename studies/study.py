@@ -1,6 +1,7 @@
 """A study: the file's words resolved into a space, a workload, an SLO and a catalogue, ready to be searched."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ import numpy as np
 from breakeven.models.architecture import Architecture
 from breakeven.models.attainment import Bound, Slo
 from breakeven.models.catalog import table
-from breakeven.models.hardware import Accelerator, accelerator, link
+from breakeven.models.hardware import Accelerator, Link, accelerator, link
 from breakeven.models.inputs import InputError, known_fields, number, pick
 from breakeven.models.llm import LLM, llm
 from breakeven.models.prices import Prices, read_skypilot
@@ -44,6 +45,7 @@ from breakeven.studies.schema import (
 )
 
 UNLIMITED = 1e12
+_sampled = functools.lru_cache(maxsize=4)(sample_sessions)  # studies of one workload draw the same sessions
 HOURS_PER_MONTH = 730.0
 _COUNTS = ("tensor_parallel", "data_parallel", "pipeline_parallel", "replicas", "max_batch", "token_budget")
 
@@ -114,13 +116,28 @@ class Study:
         found: dict[str, Accelerator] = {}
         for prefix, choices in (("space", space), *self._overrides()):
             for i, spec in enumerate(_listed(choices.accelerators or [])):
-                row = accelerator(spec, f"{prefix}.accelerators.{i}")
+                row = self._row(accelerator, spec, f"{prefix}.accelerators.{i}", self.written.catalog.accelerators)
                 if row.id in found and found[row.id] != row:
                     raise InputError(f"{prefix}.accelerators.{i}.name", row.id, "a name of its own: it is taken")
                 found[row.id] = row
         if not found:
             raise InputError("space.accelerators", None, "at least one accelerator")
+        for key in self.written.catalog.accelerators:
+            pick(f"accelerators.{key}", key, found)
         return tuple(found.values())
+
+    @staticmethod
+    def _row(read: Any, spec: Any, field: str, changes: dict[str, dict[str, Any]]) -> Any:
+        """A catalogue row as this study sees it; a fault in a change names the change."""
+        row = read(spec, field)
+        if row.id not in changes:
+            return row
+        try:
+            return read(spec, field, changes[row.id])
+        except InputError as error:
+            kind = "links" if isinstance(row, Link) else "accelerators"
+            own = f"{kind}.{row.id}{error.field.removeprefix(field)}"
+            raise InputError(own, error.value, error.allowed, error.file) from None
 
     def _overrides(self) -> list[tuple[str, PoolChoices]]:
         space = self.written.space
@@ -137,7 +154,10 @@ class Study:
             pick("space.weights", name, data["weights"])
         for name in kv:
             pick("space.kv", name, data["kv"])
-        links = [link(spec, f"space.links.{i}") for i, spec in enumerate(_listed(space.links))]
+        changes = self.written.catalog.links
+        links = [self._row(link, spec, f"space.links.{i}", changes) for i, spec in enumerate(_listed(space.links))]
+        for key in changes:
+            pick(f"links.{key}", key, [row.id for row in links])
         return Names(self.accelerators, tuple(links), weights, kv)
 
     def _pool_domain(self, role: str) -> PoolDomain:
@@ -214,7 +234,11 @@ class Study:
         if prices.skypilot is not None:
             rows = read_skypilot(Path(self.file).parent / prices.skypilot).rows
         chosen = Prices(prices.term, prices.provider, prices.own, rows)
-        return tuple(chosen.usd_per_hour(a) for a in self.accelerators)
+        changed = self.written.catalog.accelerators
+        return tuple(
+            chosen.usd_per_hour(a) * (changed.get(a.id, {}).get("price", 1.0) if a.id in prices.own else 1.0)
+            for a in self.accelerators
+        )
 
     def _economy(self) -> Economy:
         written = self.written
@@ -290,4 +314,4 @@ class Study:
             replayed = self.recorded.sessions(context)
             return Simulator(evaluator or self.evaluator(), lambda _: replayed)
         spec = self.session_spec
-        return Simulator(evaluator or self.evaluator(), lambda sessions: sample_sessions(spec, sessions, 1, context))
+        return Simulator(evaluator or self.evaluator(), lambda sessions: _sampled(spec, sessions, 1, context))
