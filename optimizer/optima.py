@@ -1,13 +1,13 @@
 """The cheapest deployment of each topology, found again in many scenarios of one space.
 
 A scenario changes what a deployment is evaluated against (load, SLO, hardware, prices), never which deployments there
-are, so everything that its axes do not touch is shared: candidates are arrays made once, and their costs are known
-before any evaluation. In a scenario they are evaluated in order of cost until one of a topology meets the target; the
-rest of that topology cannot be cheaper. Of spaces too large for that, probes (scenarios evaluated in full) choose which
-structures, everything but the numbers of replicas, can be cheapest between them.
+are, so everything that its axes do not touch is shared: candidates are arrays made once, and what each costs at least
+(all of it but the electricity of an owned fleet's use) is known before any evaluation. In a scenario they are evaluated
+in that order until one of a topology meets the target for less than all that are left. Of spaces too large for that,
+probes (scenarios evaluated in full) choose which structures, everything but the numbers of replicas, can be cheapest.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from breakeven.models.economics import fleet
 from breakeven.models.performance import Doubts
 from breakeven.models.serving import evaluate
 from breakeven.models.tables import Catalog, resolve
+from breakeven.models.topology import STAGES
 from breakeven.models.workload import Workload
 from breakeven.optimizer.evaluator import SMALL, Evaluator
 from breakeven.optimizer.search import Progress
@@ -51,8 +52,10 @@ class Optimum(NamedTuple):
 
 
 @jax.jit
-def _costs(deployment: Deployment, catalog: Catalog) -> jax.Array:
-    return fleet(resolve(deployment, catalog), catalog.economy).cost_per_hour_usd
+def _least_costs(deployment: Deployment, catalog: Catalog) -> jax.Array:
+    """Cost per hour of each candidate when nothing is used."""
+    unused = [0.0 * deployment.balanced] * len(STAGES)
+    return fleet(resolve(deployment, catalog), catalog.economy, unused).cost_per_hour_usd
 
 
 def _structures(family: Family) -> tuple[list[np.ndarray], tuple[int, ...]]:
@@ -166,66 +169,100 @@ class Optimizer:
         self.__post_init__()
 
     def _priced(self, catalog: Catalog) -> tuple[np.ndarray, dict[int, Rows]]:
-        """(cost of each candidate, rows of each family in order of cost)."""
-        money = (catalog.hardware.usd_per_hour, catalog.hardware.per_instance, catalog.economy)
+        """(least cost of each candidate, rows of each family in its order)."""
+        hardware = catalog.hardware
+        money = (hardware.usd_per_hour, hardware.electricity_usd_per_hour, hardware.per_instance, catalog.economy)
         key = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(money))
         known = self._by_price.get(key)
         if known is None:
             if len(self._by_price) >= PRICE_LISTS:
                 self._by_price.clear()
-            cost = np.asarray(_costs(self.deployment, catalog))
+            cost = np.asarray(_least_costs(self.deployment, catalog))
             order = np.lexsort((self.ids, cost))
             rows = {int(f): order[self.family[order] == f] for f in np.unique(self.family)}
             known = self._by_price[key] = cost, rows
         return known
 
-    def _evaluate(self, rows: Rows, scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(meets the target, attainment, doubts) of up to SMALL candidates."""
+    def _evaluate(self, rows: Rows, scenario: Scenario) -> "_Block":
+        """Up to SMALL candidates."""
         padded = np.concatenate([rows, np.full(SMALL - len(rows), rows[-1])])
         some: Any = jax.tree.map(lambda leaf: leaf[padded], self.deployment)
         found = evaluate(some, *scenario)
-        bits = _doubt_bits(found.doubts)
         self.evaluated += len(rows)
-        n = len(rows)
-        return np.asarray(found.meets_slo)[:n], np.asarray(found.slo_attainment)[:n], bits[:n]
+        columns = (found.meets_slo, found.cost_per_hour_usd, found.slo_attainment, _doubt_bits(found.doubts))
+        return _Block(self.ids[rows], *[np.asarray(column)[: len(rows)] for column in columns])
 
     def best(self, scenario: Scenario) -> dict[int, Optimum]:
         """The optimum of each family in which any candidate meets the target."""
-        cost, order = self._priced(scenario.catalog)
+        least, order = self._priced(scenario.catalog)
         at, found = dict.fromkeys(order, 0), dict[int, Optimum]()
         while at:
             share = SMALL // len(at)
             parts = {f: order[f][start : start + share] for f, start in at.items()}
-            meets, attainment, doubts = self._evaluate(np.concatenate(list(parts.values())), scenario)
+            block = self._evaluate(np.concatenate(list(parts.values())), scenario)
             begin = 0
             for f, rows in parts.items():
-                here = slice(begin, begin + len(rows))
+                best = _best(block.part(begin, begin + len(rows)), found.get(f))
                 begin += len(rows)
-                found |= _better(
-                    found.get(f), f, self.ids[rows], cost[rows], meets[here], attainment[here], doubts[here]
-                )
                 at[f] += len(rows)
-                dearer = f in found and len(rows) and cost[rows[-1]] > SAME * found[f].cost_per_hour_usd
+                if best is not None:
+                    found[f] = best
+                dearer = f in found and len(rows) and least[rows[-1]] > SAME * found[f].cost_per_hour_usd
                 if dearer or at[f] >= len(order[f]):
                     del at[f]
         return found
 
     def meeting(self, scenario: Scenario) -> dict[int, list[Optimum]]:
         """Per family, cheapest first, those that meet the target of which none costs less and attains more."""
-        cost, order = self._priced(scenario.catalog)
+        _, order = self._priced(scenario.catalog)
         out: dict[int, list[Optimum]] = {}
         for f, rows in order.items():
-            parts = [self._evaluate(rows[i : i + SMALL], scenario) for i in range(0, len(rows), SMALL)]
-            meets, attainment, doubts = (np.concatenate(column) for column in zip(*parts, strict=True))
-            kept = np.flatnonzero(meets)
-            kept = kept[np.lexsort((self.ids[rows[kept]], -attainment[kept], cost[rows[kept]]))]
-            highest = np.maximum.accumulate(np.concatenate([[-1.0], attainment[kept]]))[:-1]
-            rising = kept[attainment[kept] > highest]
-            out[f] = [
-                Optimum(int(self.ids[rows[k]]), float(cost[rows[k]]), float(attainment[k]), int(doubts[k]))
-                for k in rising
-            ]
+            blocks = [self._evaluate(rows[i : i + SMALL], scenario) for i in range(0, len(rows), SMALL)]
+            optima = [optimum for block in blocks for optimum in block.meeting()]
+            out[f] = rising(optima)
         return out
+
+
+def rising(optima: Iterable[Optimum]) -> list[Optimum]:
+    """Cheapest first, those that attain more than all cheaper ones."""
+    out: list[Optimum] = []
+    for optimum in sorted(optima, key=lambda o: (o.cost_per_hour_usd, -o.slo_attainment, o.candidate)):
+        if not out or optimum.slo_attainment > out[-1].slo_attainment:
+            out.append(optimum)
+    return out
+
+
+class _Block(NamedTuple):
+    """Evaluated candidates."""
+
+    ids: np.ndarray
+    meets: np.ndarray
+    cost: np.ndarray
+    attainment: np.ndarray
+    doubts: np.ndarray
+
+    def part(self, start: int, stop: int) -> "_Block":
+        return _Block(*[column[start:stop] for column in self])
+
+    def optimum(self, row: int) -> Optimum:
+        cost, attainment = float(self.cost[row]), float(self.attainment[row])
+        return Optimum(int(self.ids[row]), cost, attainment, int(self.doubts[row]))
+
+    def meeting(self) -> list[Optimum]:
+        return [self.optimum(int(row)) for row in np.flatnonzero(self.meets)]
+
+
+def _best(block: _Block, known: Optimum | None) -> Optimum | None:
+    """The cheapest of a block that meets the target, or what was known; of equal costs the higher attainment."""
+    rows = np.flatnonzero(block.meets)
+    if not len(rows):
+        return known
+    lowest = min(float(block.cost[rows].min()), np.inf if known is None else known.cost_per_hour_usd)
+    rows = rows[block.cost[rows] <= SAME * lowest]
+    entries = [block.optimum(int(row)) for row in rows]
+    if known is not None and known.cost_per_hour_usd <= SAME * lowest:
+        entries.append(known)
+    return max(entries, key=lambda o: (o.slo_attainment, -o.candidate))
 
 
 def _doubt_bits(doubts: Doubts) -> np.ndarray:
@@ -233,25 +270,3 @@ def _doubt_bits(doubts: Doubts) -> np.ndarray:
     for bit, value in enumerate(doubts):
         code |= np.asarray(value).astype(np.int64) << bit
     return code
-
-
-def _better(
-    known: Optimum | None,
-    family: int,
-    ids: np.ndarray,
-    cost: np.ndarray,
-    meets: np.ndarray,
-    attainment: np.ndarray,
-    doubts: np.ndarray,
-) -> dict[int, Optimum]:
-    """The optimum of a family after another part of it, in order of cost."""
-    rows = np.flatnonzero(meets)
-    if not len(rows):
-        return {}
-    lowest = cost[rows[0]] if known is None else known.cost_per_hour_usd
-    rows = rows[cost[rows] <= SAME * lowest]
-    if not len(rows):
-        return {}
-    k = rows[np.argmax(attainment[rows])]
-    new = Optimum(int(ids[k]), float(cost[k]), float(attainment[k]), int(doubts[k]))
-    return {family: new} if known is None or new.slo_attainment > known.slo_attainment else {}

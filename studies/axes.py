@@ -225,8 +225,9 @@ _PARTS = {
     "accelerators": ("space", "catalog"),
     "names": ("space", "catalog"),
     "space": ("llm", "space", "catalog"),
-    "prices_usd_per_hour": ("space", "catalog", "prices"),
-    "catalog": ("llm", "engine", "space", "catalog", "prices", "limits", "power"),
+    "bills": ("space", "catalog", "prices", "economics"),
+    "prices_usd_per_hour": ("space", "catalog", "prices", "economics"),
+    "catalog": ("llm", "engine", "space", "catalog", "prices", "economics", "limits", "power"),
     "workload": ("llm", "workload", "load", "arrivals"),
     "slo": ("slo",),
 }

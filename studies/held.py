@@ -65,13 +65,3 @@ def _held(some: list[Optimum], end: int | None, verification: Verification) -> H
         return UNTRIED
     optimum = next(each for each in some if each.candidate == end)
     return Held(True, end, optimum.cost_per_hour_usd, verdict.attainment.value)
-
-
-def rising(lists: Sequence[Sequence[Optimum]]) -> list[Optimum]:
-    """Several families' lists as one: cheapest first, each attaining more than all cheaper ones."""
-    merged = sorted((o for each in lists for o in each), key=lambda o: (o.cost_per_hour_usd, -o.slo_attainment))
-    out: list[Optimum] = []
-    for optimum in merged:
-        if not out or optimum.slo_attainment > out[-1].slo_attainment:
-            out.append(optimum)
-    return out

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from breakeven.models.inputs import InputError, pick
+from breakeven.optimizer.optima import rising
 from breakeven.optimizer.search import Progress
 from breakeven.studies.axes import Axis
-from breakeven.studies.held import Holding, rising
+from breakeven.studies.held import Holding
 from breakeven.studies.optima import (
     SHARED,
     Changes,
@@ -260,7 +261,7 @@ def _simulate_contour(
             study = optima.variations.at(points[i])
             meeting = optima.optimizer(study).meeting(scenario(study))
             named = {study.space.families[f].topology.name: each for f, each in meeting.items()}
-            lists = [rising([named.get(name, []) for name in names]) for names in (splits, base)]
+            lists = [rising(o for name in names for o in named.get(name, [])) for names in (splits, base)]
             split, other = holding.walk(study, lists)
             if split.tried and other.tried:
                 costs = split.cost_per_hour_usd, other.cost_per_hour_usd
