@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from breakeven.models.inputs import InputError
-from breakeven.studies import questions
+from breakeven.studies import handover, questions
 from breakeven.studies.arguments import SetOption, StudyArgument, default_folder, study_path, writable
 
 app = typer.Typer(
@@ -89,16 +89,6 @@ def _draw(folder: Path) -> None:
     best = records(tables[0])[0] if len(tables[0]) else None
     simulated = pd.concat(tables).drop_duplicates("candidate") if set(SIMULATED) <= set(tables[0]) else None
     pareto(evaluations, best, record, folder / "pareto.png", pair, simulated)
-
-
-@app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")]) -> int:
-    """Write report.html and report.md again, with what other commands have added to the folder since."""
-    from breakeven.studies.report import write_report
-
-    write_report(folder)
-    typer.echo(f"Written: {folder / 'report.html'}, {folder / 'report.md'}")
-    return 0
 
 
 @app.command()
@@ -182,7 +172,7 @@ def plot(
 
 @app.command()
 def catalog(
-    what: Annotated[str, typer.Argument(metavar="accelerators|llms|links|prices|workloads|topologies")],
+    what: Annotated[str, typer.Argument(metavar="accelerators|llms|links|prices|workloads|topologies|support")],
     fit: Annotated[Path | None, typer.Option(metavar="TRACE", help="workloads: fit one to a trace.")] = None,
     format_: Annotated[
         str | None, typer.Option("--format", help="The trace's format (default: told from the file).")
@@ -213,6 +203,7 @@ def catalog(
 
 
 questions.register(app)
+handover.register(app)
 
 
 MeasuredArgument = Annotated[Path, typer.Argument(metavar="MEASURED.csv", help="Measured serving points.")]

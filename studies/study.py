@@ -26,6 +26,7 @@ from breakeven.models.topology import TOPOLOGIES
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.simulator import Simulator
+from breakeven.spaces.deployable import deployable, what_is_missing
 from breakeven.spaces.space import (
     ROUTING,
     Domains,
@@ -196,7 +197,21 @@ class Study:
         if space.size == 0:
             rule = first_broken_rule(domains.shared, self.names, self.architecture)
             raise InputError("space", "empty", f"no configuration is valid; most break: {rule}")
-        return space
+        return self._deployable(space) if self.written.limits.deployable == "today" else space
+
+    @property
+    def engine_name(self) -> str:
+        """The serving engine whose overheads apply."""
+        spec = self.written.engine
+        return spec if isinstance(spec, str) else str(spec.get("like", "vllm"))
+
+    def _deployable(self, space: Space) -> Space:
+        kept = deployable(space, self.engine_name)
+        if kept.size == 0:
+            missing = what_is_missing(space, self.engine_name)
+            words = f"{self.engine_name} runs none of this space, not: {missing}"
+            raise InputError("limits.deployable", "today", words)
+        return kept
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -224,7 +239,7 @@ class Study:
             return engine(spec)
         known_fields(spec, ("like", *Engine.__dataclass_fields__), "engine")
         own = {k: number(f"engine.{k}", v, 0.0, 1e12) for k, v in spec.items() if k != "like"}
-        return engine(spec.get("like", "vllm"), own)
+        return engine(self.engine_name, own)
 
     @cached_property
     def prices_usd_per_hour(self) -> tuple[float, ...]:
