@@ -65,5 +65,16 @@ def fleet(resolved: Resolved, economy: Economy) -> Fleet:
         excess = jnp.maximum(excess, jnp.where(first, kind / hw.available - 1.0, -1.0))
         power = power + jnp.where(first, paid * hw.all_in_power_w, 0.0)
         pools = pools + (by_stage[i] > 0.0)
-    cost = cost + jnp.maximum(pools - 1.0, 0.0) * economy.pool_usd_per_hour
+    cost = cost + jnp.maximum(pools - 1.0, 0.0) * economy.pool_usd_per_hour + _tiers_usd_per_hour(resolved, by_stage)
     return Fleet(total, pools, cost, power, excess, by_stage)
+
+
+def _tiers_usd_per_hour(resolved: Resolved, by_stage: tuple[Array, ...]) -> Array | float:
+    """Cost of the KV cache below HBM, on every accelerator of the pool that prefills."""
+    if resolved.tiers is None:
+        return 0.0
+    pool = resolved.prefill_attention.choice.pool
+    counted = [
+        jnp.where(stage.choice.pool == pool, size, 0.0) for stage, size in zip(resolved.stages, by_stage, strict=True)
+    ]
+    return sum(counted[1:], counted[0]) * jnp.sum(resolved.tiers.usd_per_hour, -1)

@@ -19,6 +19,7 @@ from breakeven.models.llm import LLM, llm
 from breakeven.models.prices import Prices, read_skypilot
 from breakeven.models.sessions import SessionSpec, sample_sessions, session_spec
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
+from breakeven.models.tiers import stack
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
@@ -138,7 +139,8 @@ class Study:
         for name in kv:
             pick("space.kv", name, data["kv"])
         links = [link(spec, f"space.links.{i}") for i, spec in enumerate(_listed(space.links))]
-        return Names(self.accelerators, tuple(links), weights, kv)
+        tiers = [stack(spec, f"space.kv_tiers.{i}") for i, spec in enumerate(_listed(space.kv_tiers))]
+        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers))
 
     def _pool_domain(self, role: str) -> PoolDomain:
         space = self.written.space
@@ -169,6 +171,7 @@ class Study:
             decode=self._pool_domain("decode"),
             kv=_unique(_listed(choices.kv)),
             links=_unique([row.id for row in self.names.links]),
+            kv_tiers=_unique([row.id for row in self.names.tiers]),
             routing=_unique(_listed(choices.routing)),
         )
         space = build_space(domains, self.names, self.architecture)
@@ -194,6 +197,7 @@ class Study:
             LLM.from_architecture(self.architecture),
             self._engine(),
             self._economy(),
+            self.names.tiers,
         )
 
     def _engine(self) -> Engine:
