@@ -235,6 +235,11 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
     return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
 
 
+def pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> Pools:
+    """The pools of each candidate, before any load."""
+    return _build(resolved, workload, catalog)[0]
+
+
 def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, State, Array]:
     """(session rate, state, tipped over?): where the deployment settles, and stays after a surge.
 

@@ -43,8 +43,7 @@ def reload(resolved: Resolved, nodes: PrefillNodes, workload: Workload, llm: LLM
     accelerators = choice.tensor_parallel * choice.pipeline_parallel * choice.data_parallel
     ports = kv_shards(stage, llm) * choice.pipeline_parallel
     rate = tier_bytes_per_s(tiers, stage.hardware.nic_bytes_per_s, stage.hardware.host_bytes_per_s)
-    own = jnp.maximum(nodes.context - nodes.tokens - workload.shared_prefix_tokens, 0.0)
-    size = own * kv_bytes_per_token(llm, kv[:, None], nodes.context)
+    size = _own_tokens(nodes, workload) * kv_bytes_per_token(llm, kv[:, None], nodes.context)
     continued = continued_share(workload)
     first = jnp.sum(nodes.weight * size, -1) / continued
     second = jnp.sum(nodes.weight * size**2, -1) / continued
@@ -61,3 +60,14 @@ def reload(resolved: Resolved, nodes: PrefillNodes, workload: Workload, llm: LLM
 def continued_share(workload: Workload) -> Array:
     """Share of the calls that continue a session."""
     return jnp.maximum(1.0 - 1.0 / workload.calls_per_session, 1e-6)
+
+
+def _own_tokens(nodes: PrefillNodes, workload: Workload) -> Array:
+    """Tokens of the session itself that a call finds cached, by node; none in first calls."""
+    return jnp.maximum(nodes.context - nodes.tokens - workload.shared_prefix_tokens, 0.0)
+
+
+def prefix_tokens(workload: Workload) -> Array:
+    """Mean tokens of a continued call's prefix beside what all sessions share."""
+    nodes = workload.resident
+    return jnp.sum(nodes.weight * _own_tokens(nodes, workload)) / continued_share(workload)

@@ -81,6 +81,7 @@ class Workload:
     last_tokens: Leaf  # E[A_last], left by the last call
     cache_work: Leaf  # ln of (cache tokens for idle sessions / sessions per second), (64,)
     cache_miss: Leaf  # P(gap > characteristic time) there
+    cache_ttl_s: Leaf  # beyond which idle sessions lose their cache; the table has it already
     arrival_cv2: Leaf  # squared coefficient of variation of the sessions' interarrival time
     sessions_per_second: Leaf | None = None  # open load, whole deployment; scalar or one per candidate
     concurrent_sessions: Leaf | None = None  # closed population; at most one of the two is given
@@ -166,6 +167,7 @@ def _of_sessions(
         last_tokens=_leaf(np.mean(left[sample.last])),
         cache_work=_leaf(work),
         cache_miss=_leaf(miss),
+        cache_ttl_s=_leaf(ttl_s),
         arrival_cv2=_leaf(arrival_cv**2),
     )
 

@@ -162,3 +162,25 @@ def test_a_time_to_live_bounds_what_any_cache_keeps():
     assert short.cache_miss[-1] == pytest.approx(lost, abs=1e-3) and plain.cache_miss[-1] < 1e-3
     full = np.asarray(plain.cache_miss) > lost + 0.01
     np.testing.assert_allclose(np.asarray(short.cache_miss)[full], np.asarray(plain.cache_miss)[full], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "stacks, routing, ttl", [("host-dram", "affinity", 1e7), ("pool", "balanced", 1e7), ("none", "affinity", 60.0)]
+)
+def test_simulation_finds_prefixes_where_the_model_does(make_study, stacks, routing, ttl):
+    """Shares of calls that find their prefix, and that read it back, within 2.5 points; the wait within 15 %."""
+    wide = {"name": "pool", "tiers": [{"like": "remote", "name": "wide", "read_gbs": 50}]}
+    choices = SHORT | {"kv_tiers": wide if stacks == "pool" else stacks, "replicas": 4, "routing": routing}
+    load = 0.015 if ttl < 1e6 else 0.035
+    study = make_study(
+        f"load.sessions_per_second={load}", f"workload={{preset: coding-agent, cache_ttl_s: {ttl}}}", **choices
+    )
+    for ready in study.simulator().ready(np.arange(study.space.size))[::2]:
+        found = ready.replicate(3, 6000, 0)
+        assert found.cache_hit.value == pytest.approx(ready["cache_hit"], abs=0.025)
+        read = float(np.mean([run.cache_reload for run in found.runs]))
+        assert read == pytest.approx(ready["cache_reload"], abs=0.025)
+        assert ready["cache_reload"] > 0.1 or stacks == "none"
+        ttft = float(np.mean([run.latencies()["ttft_s"].mean() for run in found.runs]))
+        if ready["utilization_max"] < 0.6:  # shared pools above are outside the queueing formulas' trusted region
+            assert ttft == pytest.approx(ready["ttft_mean_s"], rel=0.15)
