@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from breakeven.models.attainment import attain
+from breakeven.models.kernel_curves import extrapolated, sources
 from breakeven.models.performance import Performance, performance
-from breakeven.models.tables import efficiency_source, resolve
+from breakeven.models.tables import resolve
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.result import table
 from breakeven.studies.study import Study
@@ -60,7 +61,7 @@ def explain(deployed: Deployed) -> Explanation:
         "memory of one engine": _memory(found, study),
         "money and power": _money(row, study),
         "load": _load(row, study),
-        "sources": _sources(study),
+        "sources": _sources(study) | _extrapolated(resolved, found, study),
     }
     return Explanation(deployed.title, sections)
 
@@ -172,5 +173,30 @@ def _sources(study: Study) -> Section:
             out[f"{row.id}, only recalled"] = ", ".join(row.recalled)
         for name, dispute in row.disputed.items():
             out[f"{row.id}, disputed {name}"] = dispute
-        out[f"efficiency of {row.generation}"] = efficiency_source(row.generation)
+        out |= sources(row.generation)
+    return out
+
+
+def _extrapolated(resolved: Any, found: Performance, study: Study) -> Section:
+    """Operators that this deployment uses at sizes no kernel was measured at, by accelerator generation."""
+    w, llm = study.workload, study.catalog.llm
+    kv = "bf16" if _number(resolved.kv_bytes_per_element) > 1.5 else "fp8"
+    kind = "mla" if _number(llm.latent) > 0.5 else "attention"
+    hidden_bytes, batch = 2.0 * _number(llm.hidden), max(_number(found.point.state.batch), 1.0)
+    out: Section = {}
+    for phase, stage in (("prefill", resolved.prefill_attention), ("decode", resolved.decode_attention)):
+        ranks, budget = _number(stage.choice.tensor_parallel), _number(stage.choice.token_budget)
+        tokens = min(budget, float(np.asarray(w.resident.mean_tokens))) if phase == "prefill" else batch
+        context = float(np.asarray(w.mean_prompt if phase == "prefill" else w.decode_context))
+        sizes = {
+            f"{phase}_{kind}_{kv}": {"isl" if phase == "prefill" else "context": context, "batch_size": batch},
+            "gemm_bf16": {"m": tokens},
+        }
+        if ranks > 1.0:
+            sizes["allreduce"] = {"ranks": ranks, "bytes": hidden_bytes * tokens}
+        generation = study.accelerators[int(_number(stage.choice.accelerator))].generation
+        for operator, values in sizes.items():
+            beyond = extrapolated(generation, operator, values)
+            if beyond:
+                out[f"{generation} {operator}, extrapolated"] = "; ".join(beyond)
     return out
