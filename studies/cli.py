@@ -246,23 +246,38 @@ def _write(text: str, path: Path, option: str) -> None:
 
 @app.command()
 def calibrate(
-    measured: MeasuredArgument,
+    measured: Annotated[
+        list[Path],
+        typer.Argument(metavar="KERNELS...|MEASURED.csv", help="Tables of kernels or their folder; or serving points."),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Write efficiency.toml, engines.toml and left_out.csv there.")
+        Path | None, typer.Option(help="Write kernels.toml or engines.toml there, and a table of errors.")
     ] = None,
     labels: LabelsOption = None,
     folds: Annotated[int, typer.Option(help="Folds of (model, accelerator) combinations; 0: each on its own.")] = 0,
 ) -> int:
-    """Fit engine overheads and achieved shares to measured points, and judge the fit on combinations left out."""
-    from breakeven.studies.accuracy import show_calibration
+    """Fit curves of operators to measured kernels, or what engines add to measured serving points.
+
+    The latter fit keeps the curves as they are and is judged on (model, accelerator) combinations left out.
+    """
+    from breakeven.studies.accuracy import show_calibration, show_kernels
     from breakeven.studies.calibrated import calibrate as fit_points
     from breakeven.studies.console import screen
+    from breakeven.studies.kernel_fit import fit_kernels, save_kernels
+    from breakeven.studies.kernels import is_kernel_table, read_kernels
     from breakeven.studies.measured_files import read_points
     from breakeven.studies.run import remember_compiled
 
     folder = writable(out) if out is not None else None
-    points = read_points(measured, labels)
     remember_compiled()
+    if len(measured) > 1 or is_kernel_table(measured[0]):
+        samples, left = read_kernels(measured)
+        curves = fit_kernels(samples)
+        if folder is not None:
+            save_kernels(curves, folder)
+        show_kernels(curves, left, screen())
+        return 0
+    points = read_points(measured[0], labels)
     fitted = fit_points(points, folds)
     if folder is not None:
         fitted.save(folder)

@@ -72,6 +72,29 @@ def _what(plan: Plan) -> str:
 def _differences(plan: Plan, target: str) -> list[str]:
     engine = TARGETS[target][0]
     lines = [f"Model: {plan.model}. Name your own checkpoint (MODEL, or in the manifest) where it is another one."]
+    lines += _formats(plan, engine)
+    note = topology_support(engine, plan.topology).note
+    if note:
+        lines.append(f"{plan.topology}: {note}.")
+    lines += _between_pools(plan) if plan.split else []
+    if any(pool.nodes > 1 for pool in plan.pools):
+        lines.append("Engines that span machines start once on each of them.")
+    if plan.sticky:
+        lines.append("Sessions stay with their engine: clients send X-Session-ID, or the router goes by prefixes.")
+    if plan.offload_bytes:
+        size = f"{plan.offload_bytes / 1e9:,.0f} GB"
+        lines.append(f"{size} of host memory per accelerator hold KV cache below HBM.")
+    if plan.deeper_tiers:
+        lines.append(f"Tiers below that ({', '.join(plan.deeper_tiers)}) are not written: name their mounts yourself.")
+    if target in ("dynamo", "llm-d"):
+        lines.append(f"Replace {VERSION} by a release, and the nodeSelector by your cluster's label.")
+    lines.append(f"Contexts up to {plan.context:,} tokens; the engine keeps {plan.memory_fraction:.0%} of the memory.")
+    return lines
+
+
+def _formats(plan: Plan, engine: str) -> list[str]:
+    """What the weight and KV formats ask of the checkpoint."""
+    lines = []
     for weights in dict.fromkeys(pool.weights for pool in plan.pools):
         if weights in _CHECKPOINTS:
             lines.append(f"Weights {weights} need {_CHECKPOINTS[weights]}: the engine reads the format from it.")
@@ -79,25 +102,14 @@ def _differences(plan: Plan, target: str) -> list[str]:
             lines.append("Weights fp8: `--quantization fp8` quantizes a BF16 checkpoint; leave it out for an FP8 one.")
     if plan.kv not in KV_DTYPES[engine]:
         lines.append(f"KV cache {plan.kv}: {engine} has no such format, the files say auto.")
-    note = topology_support(engine, plan.topology).note
-    if note:
-        lines.append(f"{plan.topology}: {note}.")
-    if plan.split:
-        lines.append(f"The KV cache crosses {plan.link} by NIXL; name the devices to UCX (UCX_NET_DEVICES, UCX_TLS).")
-        if len({pool.accelerator.generation for pool in plan.pools}) > 1:
-            lines.append("The pools are of different generations: name one attention backend that both have.")
-        pipelines = {pool.pipeline_parallel for pool in plan.pools}
-        if pipelines != {1}:
-            lines.append("Pipelines beside disaggregation are not in the documented compatibility table: try first.")
-    if any(pool.nodes > 1 for pool in plan.pools):
-        lines.append("Engines that span machines start once on each of them.")
-    if plan.sticky:
-        lines.append("Sessions stay with their engine: clients send X-Session-ID, or the router goes by prefixes.")
-    if plan.offload_bytes:
-        lines.append(
-            f"{plan.offload_bytes / 1e9:,.0f} GB per accelerator hold KV cache below HBM, all in host memory here."
-        )
-    if target in ("dynamo", "llm-d"):
-        lines.append(f"Replace {VERSION} by a release, and the nodeSelector by your cluster's label.")
-    lines.append(f"Contexts up to {plan.context:,} tokens; the engine keeps {plan.memory_fraction:.0%} of the memory.")
+    return lines
+
+
+def _between_pools(plan: Plan) -> list[str]:
+    """What joins the pools of a split."""
+    lines = [f"The KV cache crosses {plan.link} by NIXL; name the devices to UCX (UCX_NET_DEVICES, UCX_TLS)."]
+    if len({pool.accelerator.generation for pool in plan.pools}) > 1:
+        lines.append("The pools are of different generations: name one attention backend that both have.")
+    if any(pool.pipeline_parallel > 1 for pool in plan.pools):
+        lines.append("Pipelines beside disaggregation are not in the documented compatibility table: try first.")
     return lines

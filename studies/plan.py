@@ -56,7 +56,8 @@ class Plan:
     link: str
     sticky: bool  # a session's calls go to the engine that holds its prefix
     chunked: bool
-    offload_bytes: float  # KV cache below HBM, per accelerator of the pool that prefills; 0.0: none
+    offload_bytes: float  # KV cache in the first tier below HBM, per accelerator that prefills; 0.0: none
+    deeper_tiers: tuple[str, ...]  # the tiers below that one
     context: int  # the longest sequence, tokens
     memory_fraction: float
 
@@ -85,6 +86,7 @@ def plan(deployed: Deployed) -> Plan:
         )
     known = re.search(r"config\.json of (\S+/\S+)", study.architecture.source)
     kinds = {a.id: a for a in study.accelerators}
+    tiers = study.names.tiers[0].tiers
     return Plan(
         name=re.sub(r"[^a-z0-9]+", "-", study.written.name.lower()).strip("-") or "breakeven",
         title=describe(row),
@@ -95,16 +97,11 @@ def plan(deployed: Deployed) -> Plan:
         link=str(row["link"]),
         sticky=row["routing"] == "affinity",
         chunked=topology.chunked,
-        offload_bytes=sum(tier.capacity_bytes for tier in _tiers(study)),
+        offload_bytes=tiers[0].capacity_bytes if tiers else 0.0,
+        deeper_tiers=tuple(tier.id for tier in tiers[1:]),
         context=math.ceil(float(np.asarray(study.workload.max_tokens)) / 1024.0) * 1024,
         memory_fraction=round(float(np.asarray(study.catalog.engine.memory_fraction)), 3),
     )
-
-
-def _tiers(study: Any) -> tuple[Any, ...]:
-    """Tiers of KV cache below HBM, nearest first."""
-    stacks = getattr(study.names, "tiers", ())
-    return stacks[0].tiers if stacks else ()
 
 
 def _pool(role: str, pool: Mapping[str, Any], kinds: Mapping[str, Accelerator]) -> PoolPlan:

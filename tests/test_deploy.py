@@ -98,6 +98,21 @@ def test_experts_and_data_parallel_attention(planned: Callable[..., Plan], tmp_p
     assert "--enable-dp-attention" in found
 
 
+def test_offload_below_hbm(planned: Callable[..., Plan], tmp_path: Path) -> None:
+    """200 GB of host memory for each accelerator that prefills: 800 GB for an engine of four."""
+    made = planned(**PD | {"kv_tiers": "host-dram"})
+    assert made.offload_bytes == 200e9
+    write_deployment(made, "vllm", tmp_path)
+    transfer = json.loads(options((tmp_path / "prefill.sh").read_text())["--kv-transfer-config"])
+    nixl, offload = transfer["kv_connector_extra_config"]["connectors"]
+    assert (transfer["kv_connector"], nixl["kv_connector"]) == ("MultiConnector", "NixlConnector")
+    assert offload["kv_connector_extra_config"]["cpu_bytes_to_use"] == 800_000_000_000
+    write_deployment(made, "sglang", tmp_path)
+    found = options((tmp_path / "prefill.sh").read_text())
+    assert "--enable-hierarchical-cache" in found and found["--hicache-size"] == "200"
+    assert "--enable-hierarchical-cache" not in options((tmp_path / "decode.sh").read_text())
+
+
 def test_manifests_are_yaml_with_the_same_numbers(planned: Callable[..., Plan], tmp_path: Path) -> None:
     made = planned(**PD)
     write_deployment(made, "dynamo", tmp_path)
