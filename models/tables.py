@@ -17,6 +17,7 @@ from breakeven.models.deployment import Deployment, Stage
 from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.inputs import pick
 from breakeven.models.llm import LLM
+from breakeven.models.local import Correction, Local, correction
 from breakeven.models.topology import STAGES
 
 ARITHMETIC = ("bf16", "int8", "fp8", "fp4")
@@ -127,6 +128,7 @@ class Catalog:
     llm: LLM
     engine: Engine
     economy: Economy
+    local: Local | None = None  # corrections from the user's own measurements
 
 
 def _floats(values: Sequence[float]) -> Array:
@@ -208,6 +210,7 @@ def catalog(
     llm: LLM,
     engine: Engine,
     economy: Economy,
+    local: Local | None = None,
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
     rows = [_hardware_row(*row) for row in zip(accelerators, usd_per_hour, available, strict=True)]
@@ -224,6 +227,7 @@ def catalog(
         llm=jax.tree.map(lambda leaf: jnp.float32(min(float(leaf), 1e12)), llm),
         engine=engine,
         economy=economy,
+        local=local,
     )
 
 
@@ -259,6 +263,7 @@ class Resolved:
     link_latency_s: Array
     link_through_nic: Array
     balanced: Array
+    correction: Correction | None = None
 
     @property
     def stages(self) -> tuple[ResolvedStage, ...]:
@@ -298,4 +303,5 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         link_latency_s=catalog.links.latency_s[deployment.link],
         link_through_nic=catalog.links.through_nic[deployment.link],
         balanced=deployment.balanced,
+        correction=None if catalog.local is None else correction(deployment, catalog.local),
     )

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from breakeven.models.attainment import attain
+from breakeven.models.local import Correction
 from breakeven.models.performance import Performance, performance
 from breakeven.models.tables import efficiency_source, resolve
 from breakeven.studies.deployment_file import Deployed, choices
@@ -62,6 +63,8 @@ def explain(deployed: Deployed) -> Explanation:
         "load": _load(row, study),
         "sources": _sources(study),
     }
+    if resolved.correction is not None:
+        sections["local calibration"] = _local(study, resolved.correction)
     return Explanation(deployed.title, sections)
 
 
@@ -162,6 +165,16 @@ def _load(row: dict[str, Any], study: Study) -> Section:
         "of it new, prefix held, tokens": float(np.asarray(w.resident.mean_tokens)),
         "output of a call, tokens": float(np.asarray(w.mean_output)),
     }
+
+
+def _local(study: Study, applied: Correction) -> Section:
+    """What was measured on the user's own system, and what of it applies here."""
+    out: Section = {
+        "decode steps, times": _number(applied.decode_factor),
+        "prefill, times": _number(applied.prefill_factor),
+        "added to TTFT_s": _number(applied.first_token_s),
+    }
+    return out | {one.where(): f"{one.words()} ({one.measured})" for one in study.local}
 
 
 def _sources(study: Study) -> Section:
