@@ -35,6 +35,7 @@ _JUDGED_BY = (
     "prices",
     "limits",
     "power",
+    "economics",
 )
 _JOINT = ("topology", "kv", "link", "routing")
 _EXPECTED = ("expected_cost_per_hour_usd", "expected_slo_attainment")
