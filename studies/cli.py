@@ -9,6 +9,8 @@ import typer
 from typer.exceptions import TyperException
 
 from breakeven.models.inputs import InputError
+from breakeven.studies import questions
+from breakeven.studies.arguments import SetOption, StudyArgument, default_folder, study_path, writable
 
 app = typer.Typer(
     name="breakeven",
@@ -24,25 +26,13 @@ NOTHING, BAD_INPUT, OUR_FAULT, INTERRUPTED = 1, 2, 3, 130
 LocalOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Corrections that `calibrate --local` measured on your system.")
 ]
-StudyArgument = Annotated[str, typer.Argument(metavar="STUDY.yaml", help="A study file, or the name of a shipped one.")]
-
-
-def _study_path(name: str) -> Path:
-    """The study file named: a path, or a shipped study's name with or without .yaml."""
-    path = Path(name)
-    shipped = Path(__file__).parent / f"{path.name.removesuffix('.yaml')}.yaml"
-    if not path.exists() and path.name == name and shipped.exists():
-        return shipped
-    return path
 
 
 @app.command()
 def run(
     study: StudyArgument,
     out: Annotated[Path | None, typer.Option(help="Output folder (default: out/NAME).")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field of the study; repeatable.")
-    ] = None,
+    set_: SetOption = None,
     search: Annotated[str | None, typer.Option(help="auto, exhaustive or optuna.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of an Optuna search.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL (default: in memory).")] = None,
@@ -61,8 +51,8 @@ def run(
     changes = [*(set_ or []), *[f"search.{k}={v}" for k, v in options.items() if v is not None]]
     if local is not None:
         changes.append(f"local={local.resolve()}")
-    loaded = Study.load(_study_path(study), changes)
-    folder = _writable(out or Path("out") / Path(study).name.removesuffix(".yaml"))
+    loaded = Study.load(study_path(study), changes)
+    folder = writable(out or default_folder(study))
     remember_compiled()
     with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
         result = run_study(loaded, progress, storage, verifying)
@@ -75,17 +65,6 @@ def run(
         typer.echo("Interrupted: this is what was found until then.", err=True)
         return INTERRUPTED
     return 0 if result.best is not None else NOTHING
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError("--out", str(folder), f"cannot be written: {error.strerror}") from None
-    return folder
 
 
 def _draw(folder: Path) -> None:
@@ -164,9 +143,9 @@ def simulate(
     from breakeven.studies.trace import write_trace
 
     deployed = read_deployment(deployment, local)
-    folder = _writable(out) if out else None
+    folder = writable(out) if out else None
     if perfetto:
-        _writable(perfetto.parent)
+        writable(perfetto.parent)
     remember_compiled()
     report = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
     show_simulation(report, screen())
@@ -227,6 +206,9 @@ def catalog(
         )
     screen().print(TABLES[pick("catalog", what, TABLES)]())
     return 0
+
+
+questions.register(app)
 
 
 MeasuredArgument = Annotated[Path, typer.Argument(metavar="MEASURED.csv", help="Measured serving points.")]
@@ -299,7 +281,7 @@ def calibrate(
     from breakeven.studies.measured_files import read_points
     from breakeven.studies.run import remember_compiled
 
-    folder = _writable(out) if out is not None else None
+    folder = writable(out) if out is not None else None
     points = read_points(measured, labels)
     remember_compiled()
     fitted = fit_points(points, folds)

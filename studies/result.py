@@ -182,12 +182,17 @@ class Result:
             "candidates_simulated": 0 if self.verification is None else len(self.verification.verdicts),
             "best": None if best is None else _plain(best),
             "economics": economics(study, best, records(self.families)),
-            "versions": {name: version(name) for name in ("breakeven", "jax", "numba", "numpy", "optuna", "pandas")}
-            | {"python": platform.python_version()},
+            "versions": versions(),
             "study": anchored(study.data, study.file),
             "resolved": resolved(study),
             "file": study.file,
         }
+
+
+def versions() -> dict[str, str]:
+    """What computed a result."""
+    names = ("breakeven", "jax", "numba", "numpy", "optuna", "pandas")
+    return {name: version(name) for name in names} | {"python": platform.python_version()}
 
 
 def resolved(study: Study) -> dict[str, Any]:
