@@ -42,7 +42,7 @@ def run(
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
     from breakeven.studies.console import progress_bar, screen, show_result
-    from breakeven.studies.report import write_report
+    from breakeven.studies.report import write_explanation, write_report
     from breakeven.studies.run import remember_compiled
     from breakeven.studies.run import run as run_study
     from breakeven.studies.study import Study
@@ -58,9 +58,12 @@ def run(
         result = run_study(loaded, progress, storage, verifying)
     result.save(folder)
     _draw(folder)
-    write_report(result, folder)
+    write_explanation(result, folder)
+    write_report(folder)
     show_result(result, screen())
-    typer.echo(f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html")
+    typer.echo(
+        f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html, report.md"
+    )
     if result.interrupted:
         typer.echo("Interrupted: this is what was found until then.", err=True)
         return INTERRUPTED
@@ -93,6 +96,16 @@ def _draw(folder: Path) -> None:
     best = records(tables[0])[0] if len(tables[0]) else None
     simulated = pd.concat(tables).drop_duplicates("candidate") if set(SIMULATED) <= set(tables[0]) else None
     pareto(evaluations, best, record, folder / "pareto.png", pair, simulated)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")]) -> int:
+    """Write report.html and report.md again, with what other commands have added to the folder since."""
+    from breakeven.studies.report import write_report
+
+    write_report(folder)
+    typer.echo(f"Written: {folder / 'report.html'}, {folder / 'report.md'}")
+    return 0
 
 
 @app.command()
@@ -147,17 +160,17 @@ def simulate(
     if perfetto:
         writable(perfetto.parent)
     remember_compiled()
-    report = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
-    show_simulation(report, screen())
+    found = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
+    show_simulation(found, screen())
     if folder:
         from breakeven.studies.latency_plot import latency
 
-        frame = calls_frame(report.replications)
+        frame = calls_frame(found.replications)
         frame.to_parquet(folder / "calls.parquet", index=False)
-        latency(frame, report.seconds, report.title, folder / "latency.png")
+        latency(frame, found.seconds, found.title, folder / "latency.png")
         typer.echo(f"Written to {folder}{os.sep}: calls.parquet, latency.png")
     if perfetto:
-        write_trace(report.replications.runs[0], perfetto)
+        write_trace(found.replications.runs[0], perfetto)
         typer.echo(f"Written: {perfetto}; open it at https://ui.perfetto.dev")
     return 0
 
@@ -255,12 +268,15 @@ def _write(text: str, path: Path, option: str) -> None:
 @app.command()
 def calibrate(
     measured: Annotated[
-        Path | None,
-        typer.Argument(metavar="MEASURED.csv", help="Measured serving points; with --local, the deployment's file."),
+        list[Path] | None,
+        typer.Argument(
+            metavar="KERNELS...|MEASURED.csv",
+            help="Tables of kernels or their folder; or serving points; with --local, the deployment's file.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for efficiency.toml, engines.toml and errors; with --local, the file (local.yaml)."),
+        typer.Option(help="Folder for kernels.toml or engines.toml, and errors; with --local, the file (local.yaml)."),
     ] = None,
     labels: LabelsOption = None,
     folds: Annotated[int, typer.Option(help="Folds of (model, accelerator) combinations; 0: each on its own.")] = 0,
@@ -269,21 +285,33 @@ def calibrate(
         typer.Option(metavar="MY.csv", help="Points measured on your own system: correct its deployment; repeatable."),
     ] = None,
 ) -> int:
-    """Fit engine overheads and achieved shares to measured points, and judge the fit on combinations left out; or,
-    with --local, correct one deployment by a few points measured on it."""
+    """Fit curves of operators to measured kernels, or what engines add to measured serving points.
+
+    The latter fit keeps the curves as they are and is judged on (model, accelerator) combinations left out. With
+    --local, one deployment is corrected by a few points measured on it.
+    """
     if local:
-        return _calibrate_local(local, measured, out or Path("local.yaml"))
-    if measured is None:
-        raise InputError("MEASURED.csv", None, "is required: measured serving points, or --local MY.csv")
-    from breakeven.studies.accuracy import show_calibration
+        return _calibrate_local(local, measured or [], out or Path("local.yaml"))
+    if not measured:
+        raise InputError("KERNELS...|MEASURED.csv", None, "is required: tables of kernels, or measured serving points")
+    from breakeven.studies.accuracy import show_calibration, show_kernels
     from breakeven.studies.calibrated import calibrate as fit_points
     from breakeven.studies.console import screen
+    from breakeven.studies.kernel_fit import fit_kernels, save_kernels
+    from breakeven.studies.kernels import is_kernel_table, read_kernels
     from breakeven.studies.measured_files import read_points
     from breakeven.studies.run import remember_compiled
 
     folder = writable(out) if out is not None else None
-    points = read_points(measured, labels)
     remember_compiled()
+    if len(measured) > 1 or is_kernel_table(measured[0]):
+        samples, left = read_kernels(measured)
+        curves = fit_kernels(samples)
+        if folder is not None:
+            save_kernels(curves, folder)
+        show_kernels(curves, left, screen())
+        return 0
+    points = read_points(measured[0], labels)
     fitted = fit_points(points, folds)
     if folder is not None:
         fitted.save(folder)
@@ -291,14 +319,16 @@ def calibrate(
     return 0
 
 
-def _calibrate_local(files: list[Path], deployment: Path | None, out: Path) -> int:
+def _calibrate_local(files: list[Path], deployment: list[Path], out: Path) -> int:
     from breakeven.studies.console import screen
     from breakeven.studies.deployment_file import read_deployment
     from breakeven.studies.local_file import local_yaml
     from breakeven.studies.localize import calibrate_local, show_local
     from breakeven.studies.run import remember_compiled
 
-    deployed = read_deployment(str(deployment)) if deployment is not None else None
+    if len(deployment) > 1:
+        raise InputError("DEPLOYMENT.yaml", str(deployment[1]), "one deployment's file at most")
+    deployed = read_deployment(str(deployment[0])) if deployment else None
     remember_compiled()
     found = calibrate_local(files, deployed)
     show_local(found, screen())
