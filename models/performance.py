@@ -270,12 +270,16 @@ def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tupl
 
 
 def _surge(pools: Pools, workload: Workload, llm: LLM, rate: Array) -> Array:
-    """Load of an engine with two standard deviations more live sessions than usual, over its usual load."""
+    """Load of an engine with two standard deviations more live sessions than usual, over its usual load.
+
+    Of a closed population only the share that one of r engines has fluctuates: binomially, not like Poisson.
+    """
     calls, thinks = workload.calls_per_session, workload.calls_per_session - 1.0
     step_s = decode_step_at(pools, llm, jnp.ones_like(rate), workload.decode_context).total_s
     session_s = calls * (pools.prefill_latency_s + workload.mean_steps * step_s) + thinks * workload.gap_mean_s
     live = rate / pools.prefill_replicas * session_s
-    return jnp.where(calls > 1.0, 1.0 + 2.0 / jnp.sqrt(jnp.maximum(live, 1.0)), 1.0)
+    free = 1.0 if workload.concurrent_sessions is None else jnp.maximum(1.0 - 1.0 / pools.prefill_replicas, 0.0)
+    return jnp.where(calls > 1.0, 1.0 + 2.0 * jnp.sqrt(free / jnp.maximum(live, 1.0)), 1.0)
 
 
 def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalog: Catalog) -> TokenTime:
