@@ -19,6 +19,7 @@ from breakeven.models.inputs import pick
 from breakeven.models.kernel_curves import curves
 from breakeven.models.llm import LLM
 from breakeven.models.local import Correction, Local, correction
+from breakeven.models.tiers import Stack, TierRows, tier_rows
 from breakeven.models.topology import STAGES
 
 ARITHMETIC = ("bf16", "int8", "fp8", "fp4")
@@ -122,6 +123,7 @@ class Catalog:
     engine: Engine
     economy: Economy
     local: Local | None = None  # corrections from the user's own measurements
+    tiers: TierRows | None = None  # of KV cache below HBM
 
 
 def _floats(values: Sequence[float]) -> Array:
@@ -201,6 +203,7 @@ def catalog(
     engine: Engine,
     economy: Economy,
     electricity_usd_per_hour: Sequence[float] | None = None,
+    kv_tiers: Sequence[Stack] = (),
     local: Local | None = None,
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
@@ -222,6 +225,7 @@ def catalog(
         engine=engine,
         economy=economy,
         local=local,
+        tiers=tier_rows(kv_tiers),
     )
 
 
@@ -263,6 +267,7 @@ class Resolved:
     link_latency_s: Array
     link_through_nic: Array
     balanced: Array
+    tiers: TierRows | None  # (n, LEVELS)
     correction: Correction | None = None
 
     @property
@@ -306,4 +311,5 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         link_through_nic=catalog.links.through_nic[deployment.link],
         balanced=deployment.balanced,
         correction=None if catalog.local is None else correction(deployment, catalog.local),
+        tiers=jax.tree.map(lambda column: column[deployment.kv_tiers], catalog.tiers),
     )

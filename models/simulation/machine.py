@@ -8,9 +8,11 @@ import numpy as np
 from jax import Array
 
 from breakeven.models.memory import pool_memory
-from breakeven.models.performance import StageCoefficients, coefficients, kv_transfer_s, request_s
-from breakeven.models.simulation.state import CHUNKED, COLOCATED, SPLIT, Plan, Speed
+from breakeven.models.performance import StageCoefficients, coefficients, kv_transfer_s, pools, request_s
+from breakeven.models.reload import Reload, prefix_tokens
+from breakeven.models.simulation.state import CHUNKED, COLOCATED, NO_TIER, SPLIT, Plan, Speed, TierPlan
 from breakeven.models.tables import Catalog, Resolved
+from breakeven.models.tiers import LEVELS
 from breakeven.models.workload import Workload
 
 
@@ -25,6 +27,8 @@ class Machines(NamedTuple):
     link_token_s: Array
     request_s: Array
     first_chunk_s: Array  # at most 0: what a measured constant of TTFT takes from the time to the first chunk
+    reload: Reload | None
+    reload_tokens: Array  # of a continued call's prefix, mean
 
 
 class Window(NamedTuple):
@@ -53,6 +57,8 @@ def machines(resolved: Resolved, workload: Workload, catalog: Catalog) -> Machin
         jnp.maximum(times[:, 1] - context[0, 1] * per_token, 0.0),
         per_token,
         *request_s(resolved, workload, engine),
+        pools(resolved, workload, catalog).reload,
+        prefix_tokens(workload),
     )
 
 
@@ -90,6 +96,22 @@ def _speed(stages: StageCoefficients, choice: Any, catalog: Catalog, i: int) -> 
     )
 
 
+def _tiers(found: Machines, resolved: Resolved, i: int) -> dict[str, Any]:
+    """Fields of a plan: the tiers that candidate `i` uses."""
+    if found.reload is None or resolved.tiers is None:
+        return {}
+    used = []
+    for k in range(LEVELS):
+        capacity = float(found.reload.capacity_tokens[i, k])
+        if capacity > 0.0:
+            latency_s, mean_s = float(resolved.tiers.latency_s[i, k]), float(found.reload.mean_s[i, k])
+            token_s = (mean_s - latency_s) / _number(found.reload_tokens, 0)
+            shared = bool(found.reload.shared[i, k] > 0.5)
+            used.append(TierPlan(capacity, shared, latency_s, token_s, float(found.reload.paths[i])))
+    a, b, c = [*used, *[NO_TIER] * (LEVELS - len(used))]
+    return {"levels": len(used), "tiers": (a, b, c)}
+
+
 def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catalog, window: Window, i: int = 0) -> Plan:
     """Candidate `i` of a batch, ready to be played."""
     p, d = resolved.prefill_attention.choice, resolved.decode_attention.choice
@@ -117,4 +139,6 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         log_start_s=window.log_start_s,
         first_chunk_steps=_number(catalog.engine.first_chunk_steps, 0),
         first_chunk_s=_number(found.first_chunk_s, i),
+        cache_ttl_s=_number(workload.cache_ttl_s, 0),
+        **_tiers(found, resolved, i),
     )
