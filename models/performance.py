@@ -175,7 +175,7 @@ def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array
     return jnp.where(apart.reshape(shape), time, 0.0)
 
 
-def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill, PrefillNodes]:
+def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill, PrefillNodes]:
     """Everything the load does not change."""
     llm, engine = catalog.llm, catalog.engine
     kv = resolved.kv_bytes_per_element
@@ -356,7 +356,7 @@ def _latency(
 
 def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:
     """Latency distributions, utilizations, fleet and violated limits of each candidate, shapes (n, ...)."""
-    pools, prefill, hit = _build(resolved, workload, catalog)
+    pools, prefill, hit = build_pools(resolved, workload, catalog)
     rate, state, tipped = _operating_state(pools, workload, catalog)
     seen = jnp.ones_like(rate)
     if workload.concurrent_sessions is not None:
@@ -386,21 +386,24 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         prefill_call=prefill.terms,
         admission=waits.admission,
         fleet=money,
-        violations=_violations(resolved, pools, workload, point, decode_use, waits.link_utilization, money, catalog),
+        violations=limits_broken(
+            resolved, pools, workload, point.prefill_utilization, decode_use, waits.link_utilization, money, catalog
+        ),
         doubts=_doubts(pools, state, point, decode_use, waits, tipped),
     )
 
 
-def _violations(
+def limits_broken(
     resolved: Resolved,
     pools: Pools,
     workload: Workload,
-    point: OperatingPoint,
+    prefill_use: Array,
     decode_use: Array,
     link_use: Array,
     money: Fleet,
     catalog: Catalog,
 ) -> Violations:
+    """Excess over each limit at these utilizations of prefill, decode and link."""
     p, d = resolved.prefill_attention, resolved.decode_attention
     economy = catalog.economy
     memory = pools.prefill_memory, pools.decode_memory
@@ -409,7 +412,7 @@ def _violations(
     return Violations(
         weights=jnp.maximum(*short),
         kv_cache=workload.max_tokens / jnp.maximum(room, 1.0) - 1.0,
-        prefill=point.prefill_utilization - 1.0,
+        prefill=prefill_use - 1.0,
         decode=decode_use - 1.0,
         link=link_use - 1.0,
         budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,

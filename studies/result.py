@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
+from breakeven.optimizer.quality import History
 from breakeven.optimizer.search import Found
 from breakeven.optimizer.verify import Verification
 from breakeven.studies.deployment_file import BEST, FRONT, RECORD, anchored, deployment_yaml
@@ -99,6 +100,7 @@ class Result:
     search: str
     interrupted: bool = False
     verification: Verification | None = None
+    history: History | None = None  # of an Optuna search
 
     @property
     def best(self) -> Row | None:
@@ -148,10 +150,9 @@ class Result:
 
     def _evaluations(self) -> pd.DataFrame:
         """Every evaluated candidate that was kept, and always the front and the best of each family."""
-        kept = self.found.kept
-        if not kept:
+        columns = self.found.rows()
+        if not columns:
             return self.front
-        columns = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
         frame = self.study.space.frame(columns["candidate"])
         frame = frame.assign(**{k: v for k, v in columns.items() if not k.startswith(_FLAGS)})
         frame["reason"] = reasons(columns)
@@ -170,11 +171,13 @@ class Result:
         return {
             "candidates_evaluated": self.found.evaluated,
             "candidates_in_space": study.space.size,
+            "candidates_ruled_out_beforehand": self.found.screened,
             "candidates_feasible": self.found.feasible,
             "infeasible_by_reason": {REASONS[k]: v for k, v in sorted(self.found.stopped.items())},
             "evaluation_seconds": self.seconds,
             "seed": study.written.search.seed,
             "search": self.search,
+            "hypervolume": None if self.history is None else self.history.record(),
             "interrupted": self.interrupted,
             "objectives": list(self.found.objectives),
             "target": study.written.slo.target,

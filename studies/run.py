@@ -9,9 +9,14 @@ import jax
 import numpy as np
 import pandas as pd
 
+from breakeven.optimizer.checkpoint import Checkpoint, fingerprint
 from breakeven.optimizer.evaluator import Evaluator
-from breakeven.optimizer.search import Found, Progress, exhaustive
+from breakeven.optimizer.exhaustive import Task, exhaustive
+from breakeven.optimizer.quality import History
+from breakeven.optimizer.search import Found, Progress
 from breakeven.optimizer.verify import Verification
+from breakeven.studies.deployment_file import anchored
+from breakeven.studies.earlier import earlier_structures
 from breakeven.studies.result import Result, rank_by, table, with_verdicts
 from breakeven.studies.study import Study
 
@@ -23,11 +28,18 @@ def silent(done: int, total: int) -> None:
     del done, total
 
 
-def run(study: Study, progress: Progress = silent, storage: str | None = None, verifying: Progress = silent) -> Result:
+def run(
+    study: Study,
+    progress: Progress = silent,
+    storage: str | None = None,
+    verifying: Progress = silent,
+    folder: Path | None = None,
+) -> Result:
     """Search the study's space, simulate the candidates that matter, and tabulate what was found.
 
     Exhaustive up to ten million candidates unless the study says otherwise, Optuna beyond. An interrupt (Ctrl-C)
-    ends the search; what was found until then is kept.
+    ends the search; what was found until then is kept. In `folder` the search notes how far it came, and goes on from
+    there the next time; `finish` removes the notes.
     """
     fields = study.written.search
     evaluator = study.evaluator()
@@ -38,10 +50,16 @@ def run(study: Study, progress: Progress = silent, storage: str | None = None, v
     interrupted = False
     order = rank_by(study)
     clock = time.perf_counter()
+    history = None
+    task = Task(evaluator, found.objectives, order)
     try:
         if method == "exhaustive":
-            exhaustive(evaluator, found, order, progress)
-        else:
+            start, save = 0, _nowhere
+            if folder is not None:
+                notes = Checkpoint.inside(folder, fingerprint(evaluator, found.objectives, order))
+                (found, start), save = notes.load(found.objectives), notes.save
+            exhaustive(task, found, progress, start=start, save=save)
+        elif fields.trial == "candidate":
             from breakeven.optimizer.optuna_search import optuna_search
 
             optuna_search(
@@ -55,6 +73,8 @@ def run(study: Study, progress: Progress = silent, storage: str | None = None, v
                 storage,
                 study.written.name,
             )
+        else:
+            history = _bilevel(study, task, found, progress, storage, folder)
     except KeyboardInterrupt:
         interrupted = True
     seconds = time.perf_counter() - clock
@@ -72,9 +92,41 @@ def run(study: Study, progress: Progress = silent, storage: str | None = None, v
     families = families.sort_values(
         [order, "slo_attainment", "candidate"], ascending=[ascending, False, True], ignore_index=True
     )
-    result = Result(study, front, families, found, seconds, method, interrupted)
+    result = Result(study, front, families, found, seconds, method, interrupted, history=history)
     result.verification = verification
     return result
+
+
+def _bilevel(
+    study: Study, task: Task, found: Found, progress: Progress, storage: str | None, folder: Path | None
+) -> History:
+    """Let Optuna choose structures; what is found stands in `found`."""
+    from breakeven.optimizer.bilevel import Settings, search_alone, search_together
+
+    fields = study.written.search
+    settings = Settings(
+        trials=fields.trials,
+        sampler=fields.sampler,
+        seed=fields.seed,
+        seconds=fields.seconds or float("inf"),
+        early_stop=fields.early_stop,
+        identity=fingerprint(task.evaluator, task.objectives, task.rank_by),
+        name=study.written.name,
+        about={"study": anchored(study.data, study.file), "file": study.file},
+        seeds=earlier_structures(study) if fields.warm_start else (),
+    )
+    if storage is None:
+        return search_alone(task, settings, found, progress, folder).history
+    return search_together(task, settings, found, progress, storage).history
+
+
+def _nowhere(found: Found, position: int) -> None:
+    del found, position
+
+
+def finish(folder: Path) -> None:
+    """Remove the notes of a search whose result is written."""
+    Checkpoint.inside(folder, "").clear()
 
 
 def _verify(

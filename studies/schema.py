@@ -145,7 +145,11 @@ class SearchFields(_Strict):
 
     method: Literal["auto", "exhaustive", "optuna"] = "auto"
     trials: Annotated[int, Field(ge=1, le=10_000_000)] = 2000
-    sampler: Literal["nsga2", "tpe", "random"] = "nsga2"
+    trial: Literal["structure", "candidate"] = "structure"  # what one trial of an Optuna search judges
+    sampler: Literal["nsga2", "nsga3", "tpe", "gp", "qmc", "random"] = "nsga2"
+    seconds: Seconds | None = None  # after which an Optuna search asks for no more trials
+    early_stop: bool = True  # when the front no longer moves
+    warm_start: str | None = None  # output folder of an earlier run, whose front is tried first
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     verify: bool = True  # simulate the front and the cheapest that meet the target
 
