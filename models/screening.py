@@ -27,7 +27,7 @@ def screen(deployment: Deployment, workload: Workload, catalog: Catalog) -> Viol
     resolved = resolve(deployment, catalog)
     pools, _, _ = build_pools(resolved, workload, catalog)
     prefill, decode, link = _least_utilizations(pools, workload, catalog)
-    money = fleet(resolved, catalog.economy, pool_use(pools, jnp.clip(prefill, 0.0, 1.0), jnp.clip(decode, 0.0, 1.0)))
+    money = fleet(resolved, catalog.economy, pool_use(pools, prefill, decode))
     return limits_broken(resolved, pools, workload, prefill, decode, link, money, catalog)
 
 

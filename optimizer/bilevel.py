@@ -11,6 +11,7 @@ import time
 import warnings
 import zlib
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from breakeven.models.inputs import InputError
+from breakeven.optimizer import storage as storages
 from breakeven.optimizer.encoding import Encoding
 from breakeven.optimizer.exhaustive import Task
 from breakeven.optimizer.front import MAXIMISED, non_dominated
@@ -36,6 +38,7 @@ COARSE_SHARE = 0.02  # of the space at most
 SEEDS = 2 * POPULATION  # structures of the coarse grid that become trials
 GP_BATCH = 10
 POLL_S = 2.0
+LEFT = "left"  # marks a failed trial that nobody takes up again
 PATIENCE_S = 120.0  # for the process that began a shared study to finish its coarse grid
 
 
@@ -265,11 +268,11 @@ class Surplus(Exception):
 
 def search_together(task: Task, settings: Settings, found: Found, progress: Progress, url: str) -> Search:
     """Search with any number of workers that share a database: `breakeven worker` does the same elsewhere."""
-    study = open_study(database(url), task, settings)
-    search = join(Search.of(task, settings, study, found))
-    work(search, progress)
-    search.take_up()
-    search.finish()
+    with database(url) as storage:
+        search = join(Search.of(task, settings, open_study(storage, task, settings), found))
+        work(search, progress)
+        search.take_up()
+        search.finish()
     return search
 
 
@@ -296,25 +299,31 @@ def work(search: Search, progress: Progress) -> int:
     def judge(trial: optuna.Trial) -> list[float]:
         nonlocal done
         if _before(study, trial.number) >= wanted:
+            trial.set_user_attr(LEFT, True)
             raise Surplus
-        structure = search.encoding.suggest(trial)
-        first = structure not in search.sweeper.known
-        [swept] = search.sweeper([structure])
+        try:
+            structure = search.encoding.suggest(trial)
+            first = structure not in search.sweeper.known
+            [swept] = search.sweeper([structure])
+            values = search.tell(trial, swept, first)
+        except BaseException:
+            trial.set_user_attr(LEFT, True)
+            raise
         done += 1
-        return search.tell(trial, swept, first)
+        return values
 
     def stop_when_asked(study: optuna.Study, _: FrozenTrial) -> None:
-        counts = _counts(study)
-        progress(min(counts[TrialState.COMPLETE], wanted), wanted)
-        if sum(counts.values()) >= wanted and not counts[TrialState.WAITING]:
+        complete, waiting, under_way = _counts(study)
+        progress(min(complete, wanted), wanted)
+        if under_way >= wanted and not waiting:
             study.stop()
 
     while True:
-        counts = _counts(study)
-        if counts[TrialState.COMPLETE] >= wanted:
+        complete, waiting, under_way = _counts(study)
+        if complete >= wanted:
             progress(wanted, wanted)
             return done
-        if sum(counts.values()) < wanted or counts[TrialState.WAITING]:
+        if under_way < wanted or waiting:
             study.optimize(judge, callbacks=[stop_when_asked], catch=(Surplus,))
         else:
             time.sleep(POLL_S)  # others are at it, or have died: then their trials come back
@@ -323,13 +332,28 @@ def work(search: Search, progress: Progress) -> int:
                 optuna.storages.fail_stale_trials(study)
 
 
-def _counts(study: optuna.Study) -> dict[TrialState, int]:
-    states = (TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING)
-    trials = study.get_trials(deepcopy=False, states=states)
-    return {state: sum(t.state == state for t in trials) for state in states}
+def _counts(study: optuna.Study) -> tuple[int, int, int]:
+    """Trials that are complete, that wait, and all that are under way or done."""
+    trials = _alive(study)
+    states = [t.state for t in trials]
+    return states.count(TrialState.COMPLETE), states.count(TrialState.WAITING), len(trials)
 
 
 def _before(study: optuna.Study, number: int) -> int:
-    """Trials that were asked for before this one and did not fail."""
+    """Trials under way or done that were first asked for before this one; one taken up again keeps its place."""
+    trials = _alive(study)
+    place = {t.number: t.system_attrs.get("failed_trial", t.number) for t in trials}
+    return sum(first < place.get(number, number) for first in place.values())
+
+
+def _alive(study: optuna.Study) -> list[FrozenTrial]:
+    """All trials but failed ones; one just declared dead counts until the one that takes it up is there."""
     trials = study.get_trials(deepcopy=False)
-    return sum(t.number < number and t.state != TrialState.FAIL for t in trials)
+    again = {old for t in trials for old in t.system_attrs.get("retry_history", ())}
+    recent = datetime.now() - timedelta(seconds=storages.GRACE_S)
+
+    def coming(t: FrozenTrial) -> bool:
+        dead = t.number not in again and LEFT not in t.user_attrs
+        return dead and t.datetime_complete is not None and t.datetime_complete > recent
+
+    return [t for t in trials if t.state != TrialState.FAIL or coming(t)]

@@ -8,7 +8,8 @@ where Optuna's heartbeats find dead workers and their trials are taken up again.
 import json
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,18 @@ def journal(folder: Path | None) -> tuple[BaseStorage, Journal | None]:
         return JournalStorage(file), file
 
 
-def database(url: str) -> RDBStorage:
+@contextmanager
+def database(url: str) -> Iterator[RDBStorage]:
     """A database that any number of workers share; trials of those that stop beating are tried again."""
+    storage = _connected(url)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def _connected(url: str) -> RDBStorage:
     if url.startswith("postgresql://"):
         url = url.replace("postgresql://", "postgresql+psycopg://", 1)
     try:

@@ -46,6 +46,9 @@ def run(
         str | None,
         typer.Option(metavar="URL", help="Database that workers share (default: a file in --out)."),
     ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers share an exhaustive search.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search and of the simulations.")] = None,
     verify: Annotated[bool | None, typer.Option(help="Simulate the candidates that matter (default: yes).")] = None,
 ) -> int:
@@ -64,7 +67,7 @@ def run(
     remember_compiled()
     with locked(folder):
         with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
-            result = run_study(loaded, progress, storage, verifying, folder)
+            result = run_study(loaded, progress, storage, verifying, folder, cluster)
         result.save(folder)
         _draw(folder)
         write_report(result, folder)

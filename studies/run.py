@@ -9,7 +9,9 @@ import jax
 import numpy as np
 import pandas as pd
 
-from breakeven.optimizer.checkpoint import Checkpoint, fingerprint
+from breakeven.models.inputs import InputError
+from breakeven.optimizer.checkpoint import Checkpoint
+from breakeven.optimizer.cluster import Cluster
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.exhaustive import Task, exhaustive
 from breakeven.optimizer.quality import History
@@ -19,6 +21,7 @@ from breakeven.studies.deployment_file import anchored
 from breakeven.studies.earlier import earlier_structures
 from breakeven.studies.result import Result, rank_by, table, with_verdicts
 from breakeven.studies.study import Study
+from breakeven.studies.task import identity, task_of
 
 EXHAUSTIVE_LIMIT = 10_000_000
 
@@ -34,31 +37,36 @@ def run(
     storage: str | None = None,
     verifying: Progress = silent,
     folder: Path | None = None,
+    cluster: str | None = None,
 ) -> Result:
     """Search the study's space, simulate the candidates that matter, and tabulate what was found.
 
     Exhaustive up to ten million candidates unless the study says otherwise, Optuna beyond. An interrupt (Ctrl-C)
     ends the search; what was found until then is kept. In `folder` the search notes how far it came, and goes on from
-    there the next time; `finish` removes the notes.
+    there the next time; `finish` removes the notes. `storage` is a database that workers share, `cluster` the address
+    of a Dask scheduler whose workers judge an exhaustive search.
     """
     fields = study.written.search
-    evaluator = study.evaluator()
+    task = task_of(study)
+    evaluator = task.evaluator
     method = fields.method
     if method == "auto":
         method = "exhaustive" if study.space.size <= EXHAUSTIVE_LIMIT and storage is None else "optuna"
+    if cluster and method != "exhaustive":
+        raise InputError("--cluster", cluster, "takes an exhaustive search; an Optuna search is shared by --storage")
     found = Found(tuple(study.written.objectives))
     interrupted = False
     order = rank_by(study)
     clock = time.perf_counter()
     history = None
-    task = Task(evaluator, found.objectives, order)
     try:
         if method == "exhaustive":
             start, save = 0, _nowhere
             if folder is not None:
-                notes = Checkpoint.inside(folder, fingerprint(evaluator, found.objectives, order))
+                notes = Checkpoint.inside(folder, identity(task))
                 (found, start), save = notes.load(found.objectives), notes.save
-            exhaustive(task, found, progress, start=start, save=save)
+            pool = Cluster(cluster) if cluster else None
+            exhaustive(task, found, progress, pool, start, save)
         elif fields.trial == "candidate":
             from breakeven.optimizer.optuna_search import optuna_search
 
@@ -110,7 +118,7 @@ def _bilevel(
         seed=fields.seed,
         seconds=fields.seconds or float("inf"),
         early_stop=fields.early_stop,
-        identity=fingerprint(task.evaluator, task.objectives, task.rank_by),
+        identity=identity(task),
         name=study.written.name,
         about={"study": anchored(study.data, study.file), "file": study.file},
         seeds=earlier_structures(study) if fields.warm_start else (),

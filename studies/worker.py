@@ -1,40 +1,36 @@
 """A worker of a distributed study: everything it needs stands in the study itself."""
 
+from typing import Any
+
 import optuna
 
 from breakeven.models.inputs import InputError
 from breakeven.optimizer.bilevel import Search, Settings, join, work
-from breakeven.optimizer.checkpoint import fingerprint
-from breakeven.optimizer.exhaustive import Task
 from breakeven.optimizer.search import Found, Progress
 from breakeven.optimizer.storage import database
-from breakeven.studies.result import rank_by
 from breakeven.studies.study import Study
-
-
-def task_of(study: Study) -> Task:
-    """What judges a study's candidates."""
-    return Task(study.evaluator(), tuple(study.written.objectives), rank_by(study))
-
-
-def identity(task: Task) -> str:
-    """The fingerprint of a study's search, whatever chooses its candidates."""
-    return fingerprint(task.evaluator, task.objectives, task.rank_by)
+from breakeven.studies.task import identity, task_of
 
 
 def help_out(storage: str, name: str, progress: Progress) -> int:
     """Do trials of the study `name` until all are complete; returns how many were done here."""
-    try:
-        shared = optuna.load_study(study_name=name, storage=database(storage))
-    except KeyError:
-        known = ", ".join(optuna.get_all_study_names(database(storage))) or "none"
-        raise InputError("--study", name, f"no such study in this storage; there: {known}") from None
+    with database(storage) as opened:
+        known = optuna.get_all_study_names(opened)
+        if name not in known:
+            raise InputError("--study", name, f"no such study in this storage; there: {', '.join(known) or 'none'}")
+        shared = optuna.load_study(study_name=name, storage=opened)
+        about = shared.user_attrs.get("about")
+        if not about:
+            raise InputError("--study", name, "no study that `breakeven run --storage` began")
+        return work(join(_search(shared, about["study"], about["file"])), progress)
+
+
+def _search(shared: optuna.Study, data: dict[str, Any], file: str) -> Search:
     attrs = shared.user_attrs
-    if not attrs.get("about"):
-        raise InputError("--study", name, "no study that `breakeven run --storage` began")
-    about = attrs["about"]
-    task = task_of(Study.parse(about["study"], about["file"]))
+    task = task_of(Study.parse(data, file))
     if identity(task) != attrs["identity"]:
-        raise InputError("--study", name, "begun by another version of breakeven, or its files differ here")
-    settings = Settings(attrs["trials"], attrs["sampler"], attrs["seed"], identity=attrs["identity"], name=name)
-    return work(join(Search.of(task, settings, shared, Found(task.objectives))), progress)
+        raise InputError(
+            "--study", shared.study_name, "begun by another version of breakeven, or its files differ here"
+        )
+    settings = Settings(attrs["trials"], attrs["sampler"], attrs["seed"], identity=attrs["identity"])
+    return Search.of(task, settings, shared, Found(task.objectives))

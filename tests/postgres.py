@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 NOBODY = "nobody"  # the server refuses to run as root
 
@@ -41,7 +42,7 @@ def server(programs: Path) -> Iterator[str]:
                 shutil.copytree(site / name, folder / name, symlinks=True)
             programs = folder / programs.relative_to(site)
     data = folder / "data"
-    options = {"user": user, "cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    options: dict[str, Any] = {"user": user, "cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     initdb = [programs / "initdb", "-D", data, "-A", "trust", "-U", "breakeven", "--no-sync"]
     subprocess.run([*map(str, initdb)], check=True, **options)
     flags = ["-k", folder, "-c", "listen_addresses=", "-c", "fsync=off", "-c", "synchronous_commit=off"]
@@ -55,7 +56,7 @@ def server(programs: Path) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait(socket: Path, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+def _wait(socket: Path, process: subprocess.Popen[Any], seconds: float = 60.0) -> None:
     import psycopg
 
     until = time.monotonic() + seconds

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
+from optuna.storages.journal import JournalFileBackend
 
 from breakeven.models.inputs import InputError
 from breakeven.models.serving import evaluate
@@ -183,7 +184,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(task, tmp_path):
 
 def test_optuna_itself_reads_the_journal(task, tmp_path):
     search_alone(task, Settings(trials=50, name="mine"), Found(OBJECTIVES), silent, tmp_path)
-    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / JOURNAL))
+    backend = JournalFileBackend(str(tmp_path / JOURNAL))
     read = optuna.load_study(study_name="mine", storage=optuna.storages.JournalStorage(backend))
     assert len(read.trials) == 50 and read.metric_names == list(OBJECTIVES)
     assert all(t.constraints for t in read.trials) and len(read.best_trials) > 1

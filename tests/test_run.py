@@ -4,6 +4,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 import breakeven
@@ -100,14 +101,15 @@ def test_a_skypilot_catalogue_prices_a_study(tmp_path: Path) -> None:
 
 def test_an_optuna_study_is_stored_and_repeats(tmp_path: Path) -> None:
     """Same seed, same front; trials stand in the storage that was named."""
-    optuna = pytest.importorskip("optuna")
     search = {"method": "optuna", "trials": 100, "seed": 3, "verify": False}
     fronts = [run(study(search=search)).front["candidate"].tolist() for _ in range(2)]
     assert fronts[0] == fronts[1]
     url = f"sqlite:///{tmp_path / 'trials.db'}"
     run(study(search=search), storage=url)
     stored = optuna.load_study(study_name="t", storage=url)
-    assert len(stored.trials) == 100 and all("candidate" in t.user_attrs for t in stored.trials)
+    assert len(stored.trials) == 100 and all("structure" in t.user_attrs for t in stored.trials)
+    single = run(study(search=search | {"trial": "candidate"}))
+    assert 0 < single.found.evaluated <= 100
 
 
 def test_a_closed_population_has_its_sessions_in_progress() -> None:

@@ -22,7 +22,8 @@ from breakeven.optimizer.search import Found
 from breakeven.optimizer.storage import database
 from breakeven.spaces.structures import Structures
 from breakeven.studies.study import Study
-from breakeven.studies.worker import help_out, task_of
+from breakeven.studies.task import task_of
+from breakeven.studies.worker import help_out
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
@@ -67,6 +68,12 @@ main(sys.argv[1:])
     return subprocess.Popen([sys.executable, "-c", text, *arguments], env=environment, stderr=subprocess.PIPE)
 
 
+def trials(url: str) -> list[optuna.trial.FrozenTrial]:
+    """All trials of the shared study."""
+    with database(url) as opened:
+        return optuna.load_study(study_name="shared", storage=opened).trials
+
+
 STUCK = """
 from breakeven.optimizer.sweeps import Sweeper
 judge = Sweeper.__call__
@@ -88,16 +95,15 @@ def test_workers_share_a_study_and_a_dead_ones_trial_is_taken_up(url: str, tmp_p
     while b"stuck" not in (line := dying.stderr.readline()):
         assert line, "the worker ended before it got stuck"
     dying.send_signal(signal.SIGKILL)
-    dying.wait()
-    before = optuna.load_study(study_name="shared", storage=database(url)).get_trials(deepcopy=False)
+    dying.communicate()
+    before = trials(url)
     lost = [t for t in before if t.state == TrialState.RUNNING]
     assert len(lost) == 1
 
     others = [start("", "worker", "--storage", url, "--study", "shared") for _ in range(2)]
     ends = [(other.communicate()[1], other.returncode) for other in others]
     assert [code for _, code in ends] == [0, 0], ends
-    study = optuna.load_study(study_name="shared", storage=database(url))
-    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    done = [t for t in trials(url) if t.state == TrialState.COMPLETE]
     assert len(done) == DATA["search"]["trials"]
     [again] = [t for t in done if t.system_attrs.get("failed_trial") == lost[0].number]
     assert again.params == lost[0].params
@@ -109,7 +115,8 @@ def test_workers_share_a_study_and_a_dead_ones_trial_is_taken_up(url: str, tmp_p
         alone.merge(task.judge(structures.candidates(trial.user_attrs["structure"], 10**9)[0]))
     polish(task, structures, alone)
     joined = start("", "run", str(file), "--storage", url, "--out", str(tmp_path / "out"))
-    assert joined.communicate()[0] is None and joined.returncode == 0
+    joined.communicate()
+    assert joined.returncode == 0
     front = np.genfromtxt(tmp_path / "out" / "front.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
     assert set(np.atleast_1d(front["candidate"]).tolist()) == set(alone.archive.ids.tolist())
 
@@ -117,14 +124,15 @@ def test_workers_share_a_study_and_a_dead_ones_trial_is_taken_up(url: str, tmp_p
 def test_a_worker_says_what_is_wrong(url: str) -> None:
     with pytest.raises(InputError, match="no such study"):
         help_out(url, "nothing", lambda *_: None)
-    with pytest.raises(InputError, match="cannot be used"):
-        database("postgresql://someone:secret@127.0.0.1:1/none")
-    with pytest.raises(InputError) as error:
-        database("postgresql://someone:secret@127.0.0.1:1/none")
+    with (
+        pytest.raises(InputError, match="cannot be used") as error,
+        database("postgresql://me:secret@127.0.0.1:1/none"),
+    ):
+        pass
     assert "secret" not in str(error.value)
 
 
 def test_heartbeats_are_on(url: str) -> None:
-    shared = database(url)
-    assert shared.get_heartbeat_interval() == storage.HEARTBEAT_S
-    assert shared.get_heartbeat_stale_trial_callback() is not None
+    with database(url) as shared:
+        assert shared.get_heartbeat_interval() == storage.HEARTBEAT_S
+        assert shared.get_heartbeat_stale_trial_callback() is not None
