@@ -18,8 +18,10 @@ import jax
 import numpy as np
 
 from breakeven.models.inputs import InputError
+from breakeven.models.simulation import Estimate
 from breakeven.optimizer.evaluator import Columns, Evaluator
 from breakeven.optimizer.search import Found
+from breakeven.optimizer.verify import Verdict
 
 try:
     import fcntl
@@ -28,6 +30,7 @@ except ImportError:  # no POSIX system
 
 FOLDER = "unfinished"
 STATE = "search.json"
+VERDICTS = "verdicts.jsonl"
 LOCK = ".lock"
 
 
@@ -89,6 +92,26 @@ class Checkpoint:
             self.written += 1
         state = {"identity": self.identity, "position": position, "parts": self.written, "found": found.state()}
         replace_file(self.folder / STATE, json.dumps(state).encode())
+
+    def note(self, verdict: Verdict) -> None:
+        """Append what a simulation showed."""
+        self.folder.mkdir(exist_ok=True)
+        line = json.dumps([self.identity, verdict.candidate, *verdict.attainment, verdict.meets])
+        with (self.folder / VERDICTS).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def verdicts(self) -> dict[int, Verdict]:
+        """What simulations of this search have shown; a line that a kill cut off does not count."""
+        found = {}
+        path = self.folder / VERDICTS
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            try:
+                identity, candidate, value, low, high, meets = json.loads(line)
+            except ValueError:
+                continue
+            if identity == self.identity:
+                found[candidate] = Verdict(candidate, Estimate(value, low, high), meets)
+        return found
 
     def clear(self) -> None:
         """Remove it: the search is over, or it was another one's."""

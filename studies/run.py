@@ -56,14 +56,14 @@ def run(
         raise InputError("--cluster", cluster, "takes an exhaustive search; an Optuna search is shared by --storage")
     found = Found(tuple(study.written.objectives))
     interrupted = False
+    notes = None if folder is None else Checkpoint.inside(folder, identity(task))
     order = rank_by(study)
     clock = time.perf_counter()
     history = None
     try:
         if method == "exhaustive":
             start, save = 0, _nowhere
-            if folder is not None:
-                notes = Checkpoint.inside(folder, identity(task))
+            if notes is not None:
                 (found, start), save = notes.load(found.objectives), notes.save
             pool = Cluster(cluster) if cluster else None
             exhaustive(task, found, progress, pool, start, save)
@@ -92,7 +92,7 @@ def run(
     best_ids = [candidate for *_, candidate in found.best.values()]
     verification = None
     if fields.verify and not interrupted and len(front):
-        verification, best_ids = _verify(study, evaluator, found, front, best_ids, verifying)
+        verification, best_ids = _verify(study, evaluator, found, front, best_ids, verifying, notes)
     families = table(evaluator, np.array(sorted(best_ids), np.int64)) if len(best_ids) else _nothing(study)
     if verification is not None:
         front, families = with_verdicts(front, verification), with_verdicts(families, verification)
@@ -138,13 +138,21 @@ def finish(folder: Path) -> None:
 
 
 def _verify(
-    study: Study, evaluator: Evaluator, found: Found, front: pd.DataFrame, best: list[int], progress: Progress
+    study: Study,
+    evaluator: Evaluator,
+    found: Found,
+    front: pd.DataFrame,
+    best: list[int],
+    progress: Progress,
+    notes: Checkpoint | None,
 ) -> tuple[Verification, list[int]]:
     """Simulate the best of each topology and the front; the best of each that holds there, or was not tried.
 
     At the largest load that meets the SLO a deployment stands on the target's edge: there the choice stays.
     """
     verification = Verification(study.simulator(evaluator), study.slo, study.written.search.seed)
+    if notes is not None:
+        verification.verdicts, verification.note = notes.verdicts(), notes.note
     lists = [] if study.max_load else found.shortlists()
     target = study.written.slo.target
     near = front.assign(away=(front["slo_attainment"] - target).abs()).sort_values("away", kind="stable")
