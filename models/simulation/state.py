@@ -24,15 +24,17 @@ class Speed(NamedTuple):
     ffn_token: float
     expert: float
     expert_token: float
+    permute_token: float
     log_expert_miss: float  # ln(1 - active / experts)
-    collective_token: float
+    collective_token: float  # activations included
+    collective_root: float
     sequence: float
     context: float
     selected_context: float
     prefill_context: float
     pair: float
     selected_pair: float
-    window_token: float
+    query: float
     sparse_topk: float
     ranks: float  # data-parallel ranks
     depth: int  # pipeline stages
