@@ -27,6 +27,7 @@ from breakeven.optimizer.exhaustive import Task
 from breakeven.optimizer.front import MAXIMISED, non_dominated
 from breakeven.optimizer.polish import polish
 from breakeven.optimizer.quality import History
+from breakeven.optimizer.refine import refine
 from breakeven.optimizer.search import Found, Progress
 from breakeven.optimizer.storage import BATCH_KEY, JOURNAL, POPULATION, Journal, database, journal, sampler
 from breakeven.optimizer.sweeps import Scale, Sweeper, Swept
@@ -51,6 +52,7 @@ class Settings:
     seed: int = 0
     seconds: float = np.inf  # it stops asking after so long
     early_stop: bool = True  # when the front no longer moves
+    refine: bool = False  # by gradients, before the neighbourhood of the front is searched
     identity: str = ""  # fingerprint of space, workload, SLO and catalogue
     name: str = "breakeven"
     about: dict[str, Any] | None = None  # what a worker needs to build the same search
@@ -164,7 +166,10 @@ class Search:
         self.history.add(trials, self.found.evaluated, seconds, self.found.archive.costs)
 
     def finish(self) -> None:
-        """Search the neighbourhood of the front."""
+        """Refine the front by gradients where asked to, then search its neighbourhood."""
+        if self.settings.refine:
+            polish(self.task, self.structures, self.found)
+            refine(self.task, self.structures, self.found, self.settings.seed)
         polish(self.task, self.structures, self.found)
         self.record(len(self.study.trials))
 

@@ -21,6 +21,7 @@ from breakeven.models.inputs import InputError
 from breakeven.models.simulation import Estimate
 from breakeven.optimizer.evaluator import Columns, Evaluator
 from breakeven.optimizer.search import Found
+from breakeven.optimizer.uncertainty import RobustEvaluator
 from breakeven.optimizer.verify import Verdict
 
 try:
@@ -44,7 +45,8 @@ def fingerprint(evaluator: Evaluator, *also: Any) -> str:
             for name, column in table.items():
                 digest.update(name.encode() + column.tobytes())
     digest.update(repr((space.names, evaluator.session_p95, evaluator.max_load)).encode())
-    for leaf in jax.tree.leaves((evaluator.workload, evaluator.slo, evaluator.catalog)):
+    robust = (evaluator.draws, evaluator.quantile) if isinstance(evaluator, RobustEvaluator) else None
+    for leaf in jax.tree.leaves((evaluator.workload, evaluator.slo, evaluator.catalog, robust)):
         digest.update(np.asarray(leaf).tobytes())
     return digest.hexdigest()[:32]
 

@@ -1,25 +1,26 @@
 """Uncertain inputs: load, prices, efficiency and tool time as distributions, and what they do to a choice.
 
-A scenario is one draw of them all; candidates are evaluated in each by the one jitted model, which a new draw does not
-recompile. Robust choice ranks by a quantile over scenarios: a deployment counts with what it costs at most, attains at
-least, in that share of them.
+Candidates are evaluated in each draw of them all by the one jitted model, which a new draw does not recompile. Robust
+choice ranks by a quantile over draws: a deployment counts with what it costs at most, and attains at least, in that
+share of them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from breakeven.models.tables import EFFICIENCIES, Catalog
+from breakeven.models.tables import Catalog
 from breakeven.models.workload import Workload
 from breakeven.optimizer.evaluator import Columns, Evaluator
 from breakeven.optimizer.front import MAXIMISED
 
-SHARES = tuple(name for name in EFFICIENCIES if name != "expert_imbalance")  # achieved shares of a peak
+SHARES = ("share", "read")  # what kernels achieve of a peak (kernels.toml)
 UNCERTAIN = ("load", "prices", "efficiency", "tool_time")
 
 
@@ -40,16 +41,14 @@ class Factor:
         return np.exp(sigma * normal - 0.5 * sigma**2)
 
 
-class Scenario(NamedTuple):
+class Draw(NamedTuple):
     """What a candidate is evaluated against in one draw."""
 
     workload: Workload
     catalog: Catalog
 
 
-def scenarios(
-    workload: Workload, catalog: Catalog, factors: dict[str, Factor], count: int, seed: int
-) -> tuple[Scenario, ...]:
+def draws(workload: Workload, catalog: Catalog, factors: dict[str, Factor], count: int, seed: int) -> tuple[Draw, ...]:
     """`count` draws of the uncertain inputs, each input spread evenly over its distribution (Latin hypercube).
 
     Prices are drawn for each accelerator; load, efficiency and tool time once. Tool time scales every gap between
@@ -63,7 +62,7 @@ def scenarios(
     out = []
     for k in range(count):
         factor = {name: values[k] for name, values in drawn.items()}
-        out.append(Scenario(_workload(workload, factor), _catalog(catalog, factor)))
+        out.append(Draw(_workload(workload, factor), _catalog(catalog, factor)))
     return tuple(out)
 
 
@@ -74,7 +73,7 @@ def _even(rng: np.random.Generator, count: int, width: int) -> np.ndarray:
 
 
 def _workload(workload: Workload, factor: dict[str, np.ndarray]) -> Workload:
-    changes = {}
+    changes: dict[str, Any] = {}
     if "load" in factor:
         name = "sessions_per_second" if workload.concurrent_sessions is None else "concurrent_sessions"
         changes[name] = np.float32(np.asarray(getattr(workload, name)) * factor["load"][0])
@@ -87,27 +86,35 @@ def _workload(workload: Workload, factor: dict[str, np.ndarray]) -> Workload:
 
 
 def _catalog(catalog: Catalog, factor: dict[str, np.ndarray]) -> Catalog:
-    hardware, changes = catalog.hardware, {}
+    hardware = catalog.hardware
+    changes: dict[str, Any] = {}
     if "prices" in factor:
         changes["usd_per_hour"] = jnp.asarray(np.asarray(hardware.usd_per_hour) * factor["prices"], jnp.float32)
     if "efficiency" in factor:
         f = float(factor["efficiency"][0])
-        changes |= {name: jnp.asarray(np.asarray(getattr(hardware, name)) * f, jnp.float32) for name in SHARES}
+        changes["kernels"] = {operator: _achieving(curve, f) for operator, curve in hardware.kernels.items()}
     return dataclasses.replace(catalog, hardware=dataclasses.replace(hardware, **changes))
+
+
+def _achieving(curve: Mapping[str, Array], factor: float) -> dict[str, Array]:
+    """A kernel's curve that achieves `factor` times its share of the peaks."""
+    return {
+        name: jnp.asarray(value * factor, jnp.float32) if name in SHARES else value for name, value in curve.items()
+    }
 
 
 @dataclass(frozen=True)
 class RobustEvaluator(Evaluator):
-    """Evaluates candidates by a quantile over scenarios, column by column."""
+    """Evaluates candidates by a quantile over draws, column by column."""
 
-    scenarios: tuple[Scenario, ...] = ()
+    draws: tuple[Draw, ...] = ()
     quantile: float = 0.9
 
     def _each(self) -> list[Evaluator]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Evaluator)}
-        return [Evaluator(**{**fields, "workload": s.workload, "catalog": s.catalog}) for s in self.scenarios]
+        return [Evaluator(**{**fields, "workload": s.workload, "catalog": s.catalog}) for s in self.draws]
 
-    def parts(self, ids: np.ndarray):
+    def parts(self, ids: np.ndarray) -> Iterator[Columns]:
         """Columns of any number of candidates, a block at a time."""
         each = self._each()
         for i in range(0, len(ids), self.block):
@@ -121,7 +128,7 @@ class RobustEvaluator(Evaluator):
 
 
 def pessimistic(columns: Sequence[Columns], quantile: float) -> Columns:
-    """One column of several scenarios' each: what holds in at least this share of the scenarios.
+    """One column of several draws' each: what holds in at least this share of the draws.
 
     Feasible is who keeps each limit in that share, and meets the SLO who meets it in that share of them.
     """
@@ -132,7 +139,7 @@ def pessimistic(columns: Sequence[Columns], quantile: float) -> Columns:
 
 
 def _quantile(name: str, values: list[np.ndarray], quantile: float) -> np.ndarray:
-    """The worse end: low of what is to be large, high of everything else; flags hold in that share of the scenarios."""
+    """The worse end: low of what is to be large, high of everything else; flags hold in that share of the draws."""
     if name == "candidate":
         return values[0]
     if values[0].dtype == np.bool_:
@@ -143,21 +150,21 @@ def _quantile(name: str, values: list[np.ndarray], quantile: float) -> np.ndarra
 
 
 class Risk(NamedTuple):
-    """What scenarios say of a candidate, arrays of shape (n,)."""
+    """What draws say of a candidate, arrays of shape (n,)."""
 
     probability_meets_target: np.ndarray
     expected_cost_per_hour_usd: np.ndarray
     expected_slo_attainment: np.ndarray
 
 
-def risk(evaluator: Evaluator, draws: Sequence[Scenario], ids: np.ndarray) -> Risk:
-    """Monte Carlo over scenarios: the chance that each candidate meets the target, its expected cost and attainment."""
+def risk(evaluator: Evaluator, drawn: Sequence[Draw], ids: np.ndarray) -> Risk:
+    """Monte Carlo over draws: the chance that each candidate meets the target, its expected cost and attainment."""
     meets, cost, attainment = np.zeros(len(ids)), np.zeros(len(ids)), np.zeros(len(ids))
-    for draw in draws:
+    for draw in drawn:
         each = dataclasses.replace(evaluator, workload=draw.workload, catalog=draw.catalog)
-        columns = Evaluator.__call__(each, ids)
+        columns = each(ids)
         meets += columns["meets_slo"]
         cost += columns["cost_per_hour_usd"]
         attainment += columns["slo_attainment"]
-    count = max(len(draws), 1)
+    count = max(len(drawn), 1)
     return Risk(meets / count, cost / count, attainment / count)

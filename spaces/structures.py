@@ -83,6 +83,11 @@ class PoolShape:
             kept &= np.isin(self.levels[name][rows], chosen)
         return rows[kept] if kept.any() else rows[-1:]
 
+    def with_levels(self, rows: np.ndarray, levels: dict[str, np.ndarray]) -> np.ndarray:
+        """The rows with other levels of some fields; -1 where no configuration has them."""
+        place = [levels.get(name, self.levels[name][rows]) for name in self.table]
+        return self._row_of_levels[tuple(place)]
+
     def moves(self, rows: np.ndarray, fields: Sequence[str]) -> list[np.ndarray]:
         """Rows that differ in one of `fields` by one level (by anything in a named one); -1 where there is none."""
         place = np.stack([self.levels[name][rows] for name in self.table], 0)

@@ -31,6 +31,8 @@ _COLUMNS: tuple[tuple[str, str, Form], ...] = (
     ("cost_per_hour_usd", "USD/h", lambda v: f"{v:,.2f}"),
     ("slo_attainment", "attainment", share),
     ("slo_attainment_simulated", "simulated", lambda v: share(v) if np.isfinite(v) else ""),
+    ("probability_meets_target", "P(met)", share),
+    ("expected_cost_per_hour_usd", "E[USD/h]", lambda v: f"{v:,.2f}"),
     ("ttft_p95_s", "TTFT p95", seconds_words),
     ("tpot_p95_s", "TPOT p95", seconds_words),
     ("utilization_max", "busiest", lambda v: f"{v:.0%}"),

@@ -13,6 +13,7 @@ import pandas as pd
 from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
 from breakeven.optimizer.quality import History
 from breakeven.optimizer.search import Found
+from breakeven.optimizer.uncertainty import risk
 from breakeven.optimizer.verify import Verification
 from breakeven.studies.decision import decision
 from breakeven.studies.deployment_file import BEST, FRONT, RECORD, anchored, deployment_yaml
@@ -76,6 +77,15 @@ def with_verdicts(frame: pd.DataFrame, verification: Verification) -> pd.DataFra
     frame = frame.assign(**{name: values[:, i] for i, name in enumerate(SIMULATED)})
     frame["unverified"] = [doubt if e is None else "" for doubt, e in zip(frame["unverified"], found, strict=True)]
     return frame
+
+
+def with_risk(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with what draws of uncertain inputs say of each row; as it is where nothing is uncertain."""
+    uncertain = study.written.uncertain
+    if uncertain is None or not len(frame):
+        return frame
+    found = risk(study.evaluator(), study.draws(uncertain.draws), frame["candidate"].to_numpy(np.int64))
+    return frame.assign(**found._asdict())
 
 
 def _pool_costs(evaluator: Evaluator, frame: pd.DataFrame) -> dict[str, pd.Series]:

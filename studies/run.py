@@ -12,14 +12,13 @@ import pandas as pd
 from breakeven.models.inputs import InputError
 from breakeven.optimizer.checkpoint import Checkpoint
 from breakeven.optimizer.cluster import Cluster
-from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.exhaustive import Task, exhaustive
 from breakeven.optimizer.quality import History
 from breakeven.optimizer.search import Found, Progress
 from breakeven.optimizer.verify import Verification
 from breakeven.studies.deployment_file import anchored
 from breakeven.studies.earlier import earlier_structures
-from breakeven.studies.result import Result, rank_by, table, with_verdicts
+from breakeven.studies.result import Result, rank_by, table, with_risk, with_verdicts
 from breakeven.studies.study import Study
 from breakeven.studies.task import identity, task_of
 
@@ -92,10 +91,11 @@ def run(
     best_ids = [candidate for *_, candidate in found.best.values()]
     verification = None
     if fields.verify and not interrupted and len(front):
-        verification, best_ids = _verify(study, evaluator, found, front, best_ids, verifying, notes)
+        verification, best_ids = _verify(study, found, front, best_ids, verifying, notes)
     families = table(evaluator, np.array(sorted(best_ids), np.int64)) if len(best_ids) else _nothing(study)
     if verification is not None:
         front, families = with_verdicts(front, verification), with_verdicts(families, verification)
+    front, families = with_risk(study, front), with_risk(study, families)
     ascending = order != "goodput_per_s"
     families = families.sort_values(
         [order, "slo_attainment", "candidate"], ascending=[ascending, False, True], ignore_index=True
@@ -118,6 +118,7 @@ def _bilevel(
         seed=fields.seed,
         seconds=fields.seconds or float("inf"),
         early_stop=fields.early_stop,
+        refine=fields.refine,
         identity=identity(task),
         name=study.written.name,
         about={"study": anchored(study.data, study.file), "file": study.file},
@@ -139,7 +140,6 @@ def finish(folder: Path) -> None:
 
 def _verify(
     study: Study,
-    evaluator: Evaluator,
     found: Found,
     front: pd.DataFrame,
     best: list[int],
@@ -150,7 +150,7 @@ def _verify(
 
     At the largest load that meets the SLO a deployment stands on the target's edge: there the choice stays.
     """
-    verification = Verification(study.simulator(evaluator), study.slo, study.written.search.seed)
+    verification = Verification(study.simulator(), study.slo, study.written.search.seed)
     if notes is not None:
         verification.verdicts, verification.note = notes.verdicts(), notes.note
     lists = [] if study.max_load else found.shortlists()

@@ -26,6 +26,7 @@ from breakeven.models.topology import TOPOLOGIES
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.simulator import Simulator
+from breakeven.optimizer.uncertainty import UNCERTAIN, Draw, Factor, RobustEvaluator, draws
 from breakeven.spaces.space import (
     ROUTING,
     Domains,
@@ -329,7 +330,7 @@ class Study:
         )
 
     def evaluator(self) -> Evaluator:
-        """What evaluates the study's candidates."""
+        """What evaluates the study's candidates, at the usual values of all inputs."""
         return Evaluator(
             self.space,
             self.workload,
@@ -338,6 +339,25 @@ class Study:
             session_p95="session_p95_s" in self.written.objectives,
             max_load=self.max_load,
         )
+
+    def searched(self) -> Evaluator:
+        """What a search ranks by: the usual values, or a quantile over draws of what is uncertain."""
+        usual, uncertain = self.evaluator(), self.written.uncertain
+        if uncertain is None or uncertain.objective == "nominal":
+            return usual
+        draws = self.draws(uncertain.search_draws)
+        return RobustEvaluator(**usual.__dict__, draws=draws, quantile=uncertain.quantile)
+
+    def draws(self, count: int) -> tuple[Draw, ...]:
+        """So many draws of what is uncertain."""
+        uncertain = self.written.uncertain
+        given = {name: getattr(uncertain, name) for name in UNCERTAIN}
+        factors = {
+            name: Factor(spread.cv) if spread.cv is not None else Factor(None, spread.low, spread.high)
+            for name, spread in given.items()
+            if spread is not None
+        }
+        return draws(self.workload, self.catalog, factors, count, self.written.search.seed)
 
     def simulator(self, evaluator: Evaluator | None = None) -> Simulator:
         """What simulates the study's candidates."""

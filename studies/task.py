@@ -8,7 +8,7 @@ from breakeven.studies.study import Study
 
 def task_of(study: Study) -> Task:
     """What judges a study's candidates."""
-    return Task(study.evaluator(), tuple(study.written.objectives), rank_by(study))
+    return Task(study.searched(), tuple(study.written.objectives), rank_by(study))
 
 
 def identity(task: Task) -> str:

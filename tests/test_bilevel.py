@@ -16,6 +16,7 @@ from breakeven.optimizer.exhaustive import Task, Threads, exhaustive
 from breakeven.optimizer.front import hypervolume
 from breakeven.optimizer.polish import polish
 from breakeven.optimizer.quality import History
+from breakeven.optimizer.refine import refine
 from breakeven.optimizer.search import Found
 from breakeven.optimizer.storage import JOURNAL, Journal, sampler
 from breakeven.spaces.structures import NUMBERS, Structures
@@ -145,6 +146,17 @@ def test_polish_only_improves(task, truth):
     polish(task, Structures(task.evaluator.space), found)
     assert before <= share_of_truth(found, truth) <= 1.0 + 1e-9
     assert share_of_truth(found, truth) > 0.98
+
+
+def test_gradients_find_better_numbers_for_a_poor_front(task, truth):
+    """From a handful of candidates; no member is lost that nothing beats."""
+    structures = Structures(task.evaluator.space)
+    found = task.judge(np.arange(5, task.evaluator.space.size, 211))
+    before, members = share_of_truth(found, truth), found.archive.costs.copy()
+    assert refine(task, structures, found, seed=1) > 0
+    assert before < share_of_truth(found, truth) <= 1.0 + 1e-9
+    for row in members:
+        assert (found.archive.costs <= row + 1e-12).all(1).any()
 
 
 class Killed(BaseException):
