@@ -26,6 +26,7 @@ from breakeven.models.operating_point import (
     operating_point,
 )
 from breakeven.models.queueing import Moments, Wait, autocorrelation_share
+from breakeven.models.reload import continued_share, reload
 from breakeven.models.settle import Closed, closed_with_derivatives, settle, settle_closed, warm, with_derivatives
 from breakeven.models.steps import (
     Coefficients,
@@ -50,6 +51,15 @@ class Prefill(NamedTuple):
     terms: StepTime  # of the mean call that finds its prefix, (n,)
 
 
+class Busy(NamedTuple):
+    """Utilizations of prefill and decode engines, of the link and of the path to the KV tiers, shapes (n,)."""
+
+    prefill: Array
+    decode: Array
+    link: Array
+    tiers: Array
+
+
 class Violations(NamedTuple):
     """Relative excess over each limit, shapes (n,): feasible where all are <= 0."""
 
@@ -58,6 +68,7 @@ class Violations(NamedTuple):
     prefill: Array
     decode: Array
     link: Array
+    tiers: Array
     budget: Array
     power: Array
     inventory: Array
@@ -88,6 +99,7 @@ class Performance(NamedTuple):
     decode_step: StepTime
     prefill_call: StepTime  # of the mean call that finds its prefix
     admission: Wait
+    reload: Wait  # for the prefix from the tiers below HBM
     fleet: Fleet
     violations: Violations
     doubts: Doubts
@@ -196,6 +208,9 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     contexts = jnp.concatenate([hit.context, jnp.broadcast_to(workload.missed.context, hit.context.shape)], axis=-1)
     transfer_s = kv_transfer_s(resolved, catalog, contexts)
     nodes = hit.weight.shape[-1]
+    prefill_latency_s = jnp.sum(hit.weight * hit_latency_s, -1)
+    lost_latency_s = jnp.sum(workload.missed.weight * missed_latency_s, -1)
+    recompute_s = (lost_latency_s - prefill_latency_s) / continued_share(workload)
     pools = Pools(
         attention=decode[0],
         ffn=decode[1],
@@ -204,8 +219,8 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         resident_chunks=_mean_chunks(hit, budget),
         missed_chunks=_mean_chunks(workload.missed, budget),
         marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs,
-        prefill_latency_s=jnp.sum(hit.weight * hit_latency_s, -1),
-        missed_latency_s=jnp.sum(workload.missed.weight * missed_latency_s, -1),
+        prefill_latency_s=prefill_latency_s,
+        missed_latency_s=lost_latency_s,
         prefill_memory=pool_memory(resolved, p, llm, engine, workload.mean_prompt),
         decode_memory=pool_memory(resolved, d, llm, engine, workload.decode_context),
         prefill_replicas=p.choice.replicas,
@@ -224,8 +239,14 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         request_s=(engine.request_s + engine.request_token_s * workload.mean_prompt) * jnp.ones_like(split),
         reserve_tokens=workload.decode_context
         + (engine.reserve_output_share - 0.5) * workload.mean_output * jnp.ones_like(split),
+        reload=reload(resolved, hit, workload, llm, recompute_s),
     )
     return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
+
+
+def pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> Pools:
+    """The pools of each candidate, before any load."""
+    return build_pools(resolved, workload, catalog)[0]
 
 
 def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, State, Array]:
@@ -385,9 +406,15 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         decode_step=decode_step_at(pools, catalog.llm, state.batch, workload.decode_context),
         prefill_call=prefill.terms,
         admission=waits.admission,
+        reload=waits.reload,
         fleet=money,
         violations=limits_broken(
-            resolved, pools, workload, point.prefill_utilization, decode_use, waits.link_utilization, money, catalog
+            resolved,
+            pools,
+            workload,
+            Busy(point.prefill_utilization, decode_use, waits.link_utilization, waits.reload_utilization),
+            money,
+            catalog,
         ),
         doubts=_doubts(pools, state, point, decode_use, waits, tipped),
     )
@@ -403,13 +430,11 @@ def limits_broken(
     resolved: Resolved,
     pools: Pools,
     workload: Workload,
-    prefill_use: Array,
-    decode_use: Array,
-    link_use: Array,
+    busy: Busy,
     money: Fleet,
     catalog: Catalog,
 ) -> Violations:
-    """Excess over each limit at these utilizations of prefill, decode and link."""
+    """Excess over each limit at these utilizations."""
     p, d = resolved.prefill_attention, resolved.decode_attention
     economy = catalog.economy
     memory = pools.prefill_memory, pools.decode_memory
@@ -418,9 +443,10 @@ def limits_broken(
     return Violations(
         weights=jnp.maximum(*short),
         kv_cache=workload.max_tokens / jnp.maximum(room, 1.0) - 1.0,
-        prefill=prefill_use - 1.0,
-        decode=decode_use - 1.0,
-        link=link_use - 1.0,
+        prefill=busy.prefill - 1.0,
+        decode=busy.decode - 1.0,
+        link=busy.link - 1.0,
+        tiers=busy.tiers - 1.0,
         budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,
         power=money.power_w / economy.max_power_w - 1.0,
         inventory=money.inventory_excess,

@@ -6,12 +6,11 @@ are at least as busy as they would be with every prefix held, every batch full a
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from breakeven.models.deployment import Deployment
 from breakeven.models.economics import fleet
 from breakeven.models.operating_point import Pools, decode_load
-from breakeven.models.performance import Violations, build_pools, limits_broken, pool_use
+from breakeven.models.performance import Busy, Violations, build_pools, limits_broken, pool_use
 from breakeven.models.tables import Catalog, resolve
 from breakeven.models.workload import Workload
 
@@ -26,20 +25,20 @@ def screen(deployment: Deployment, workload: Workload, catalog: Catalog) -> Viol
     """
     resolved = resolve(deployment, catalog)
     pools, _, _ = build_pools(resolved, workload, catalog)
-    prefill, decode, link = _least_utilizations(pools, workload, catalog)
-    money = fleet(resolved, catalog.economy, pool_use(pools, prefill, decode))
-    return limits_broken(resolved, pools, workload, prefill, decode, link, money, catalog)
+    least = _least(pools, workload, catalog)
+    money = fleet(resolved, catalog.economy, pool_use(pools, least.prefill, least.decode))
+    return limits_broken(resolved, pools, workload, least, money, catalog)
 
 
-def _least_utilizations(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, Array, Array]:
-    """(prefill, decode, link): lower bounds of their utilizations, per engine."""
+def _least(pools: Pools, workload: Workload, catalog: Catalog) -> Busy:
+    """Lower bounds of the utilizations, per engine."""
     none = jnp.zeros_like(pools.shared)
     if workload.concurrent_sessions is not None or workload.sessions_per_second is None:
-        return none, none, none
+        return Busy(none, none, none, none)
     calls = workload.sessions_per_second * workload.calls_per_session
     prefill_rate, decode_rate = calls / pools.prefill_replicas, calls / pools.decode_replicas
     # Weight traffic and launches are shared by prefills computed together; arithmetic is not.
     prefill = prefill_rate * pools.marginal_s / pools.prefill_ways
     decode = decode_load(pools, workload, catalog.llm, decode_rate, none, none)
     decode = jnp.where(pools.chunked > 0.5, none, decode)  # tokens that ride with chunks take no step of their own
-    return prefill - MARGIN, decode - MARGIN, prefill_rate * pools.transfer_s - MARGIN
+    return Busy(prefill - MARGIN, decode - MARGIN, prefill_rate * pools.transfer_s - MARGIN, none)

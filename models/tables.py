@@ -18,6 +18,7 @@ from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.inputs import pick
 from breakeven.models.kernel_curves import curves
 from breakeven.models.llm import LLM
+from breakeven.models.tiers import Stack, TierRows, tier_rows
 from breakeven.models.topology import STAGES
 
 ARITHMETIC = ("bf16", "int8", "fp8", "fp4")
@@ -120,6 +121,7 @@ class Catalog:
     llm: LLM
     engine: Engine
     economy: Economy
+    tiers: TierRows | None = None  # of KV cache below HBM
 
 
 def _floats(values: Sequence[float]) -> Array:
@@ -199,6 +201,7 @@ def catalog(
     engine: Engine,
     economy: Economy,
     electricity_usd_per_hour: Sequence[float] | None = None,
+    kv_tiers: Sequence[Stack] = (),
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
     electricity = [0.0] * len(accelerators) if electricity_usd_per_hour is None else electricity_usd_per_hour
@@ -218,6 +221,7 @@ def catalog(
         llm=jax.tree.map(lambda leaf: jnp.float32(min(float(leaf), 1e12)), llm),
         engine=engine,
         economy=economy,
+        tiers=tier_rows(kv_tiers),
     )
 
 
@@ -259,6 +263,7 @@ class Resolved:
     link_latency_s: Array
     link_through_nic: Array
     balanced: Array
+    tiers: TierRows | None  # (n, LEVELS)
 
     @property
     def stages(self) -> tuple[ResolvedStage, ...]:
@@ -300,4 +305,5 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         link_latency_s=catalog.links.latency_s[deployment.link],
         link_through_nic=catalog.links.through_nic[deployment.link],
         balanced=deployment.balanced,
+        tiers=jax.tree.map(lambda column: column[deployment.kv_tiers], catalog.tiers),
     )

@@ -13,10 +13,9 @@ import numpy as np
 import optuna
 
 from breakeven.models.topology import STAGES, Topology
-from breakeven.spaces.structures import NAMED, PoolShape, Structures
+from breakeven.spaces.structures import AXES, NAMED, PoolShape, Structures
 
 SLOTS = ("prefill_attention", "decode_attention", "prefill_ffn", "decode_ffn", "encode")
-AXES = ("kv", "links", "routing")
 _WEIGHT = {"accelerator": 100.0, "weights": 30.0, "expert_parallel": 10.0}  # how far another name is; a doubling is 1
 
 
@@ -59,6 +58,7 @@ class Encoding:
             "accelerator": names.accelerator_ids,
             "weights": names.weights,
             "kv": names.kv,
+            "tiers": [stack.id for stack in names.tiers],
             "links": [link.id for link in names.links],
         }
         words = known.get(name.rpartition(".")[2])

@@ -15,6 +15,7 @@ from breakeven.optimizer.front import MAXIMISED
 from breakeven.optimizer.search import Found, Progress
 from breakeven.optimizer.storage import sampler
 from breakeven.spaces.space import POOL_FIELDS, Family, Space
+from breakeven.spaces.structures import AXES
 
 BATCH = 50
 
@@ -48,7 +49,7 @@ class Encoding:
             for field in POOL_FIELDS:
                 columns = [family.tables[_pool(family, phase)][field] for family in families]
                 found[f"{phase}.{field}"] = [int(v) for v in np.unique(np.concatenate(columns))]
-        for axis in ("kv", "links", "routing"):
+        for axis in AXES:
             found[axis] = [int(v) for v in np.unique(np.concatenate([getattr(f, axis) for f in families]))]
         return found
 
@@ -64,7 +65,7 @@ class Encoding:
             if values not in rows:
                 return None
             digits.append(rows[values])
-        for axis in ("kv", "links", "routing"):
+        for axis in AXES:
             allowed = getattr(family, axis)
             digits.append(int(np.argmax(allowed == chosen[axis])))
         return int(self.space.offsets[f] + np.ravel_multi_index(digits, family.radices))
@@ -76,7 +77,7 @@ class Encoding:
         values: dict[str, Any] = {"topology": self._choices["topology"][f]}
         for phase in PHASES:
             values |= {f"{phase}.{field}": int(columns[f"{phase}_{field}"][0]) for field in POOL_FIELDS}
-        values |= {"kv": int(columns["kv"][0]), "links": int(columns["link"][0]), "routing": int(columns["routing"][0])}
+        values |= {axis: int(columns["link" if axis == "links" else axis][0]) for axis in AXES}
         return {name: value for name, value in values.items() if len(self._choices[name]) > 1}
 
 

@@ -17,6 +17,8 @@ from breakeven.spaces.space import Family, Space
 NUMBERS = ("replicas", "max_batch", "token_budget")
 NAMED = ("accelerator", "weights", "expert_parallel")  # every other value is a neighbour; of numbers, the next ones
 
+AXES = ("kv", "tiers", "links", "routing")  # what joins the pools, in the order of a family's last digits
+
 Table = dict[str, np.ndarray]
 
 

@@ -105,6 +105,7 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
         "waiting_s": _number(latency.wait.average_s),
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
         "KV transfer_s": transfer,
+        **_tiers(found, row),
         "handling of the request_s": _number(found.pools.request_s),
         "first tokens on their way out_s": _number(latency.first_chunk_s),
         "prefixes evicted": 1.0 - row["cache_hit"],
@@ -112,6 +113,16 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
             found.pools.missed_latency_s - found.pools.prefill_latency_s
         ),
         "prefill stretched by decodes that ride along": _number(point.stretch),
+    }
+
+
+def _tiers(found: Performance, row: dict[str, Any]) -> Section:
+    """What the tiers of KV cache below HBM do for a call; nothing where there are none."""
+    if found.pools.reload is None or row["kv_tiers"] == "none":
+        return {}
+    return {
+        "prefixes read back from tiers": row["cache_reload"],
+        "of it waiting, reading a prefix back_s": _number(found.reload.mean_s),
     }
 
 

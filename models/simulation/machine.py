@@ -8,10 +8,12 @@ import numpy as np
 from jax import Array
 
 from breakeven.models.memory import pool_memory
-from breakeven.models.performance import kv_transfer_s
-from breakeven.models.simulation.state import CHUNKED, COLOCATED, SPLIT, Plan, Speed
+from breakeven.models.performance import kv_transfer_s, pools
+from breakeven.models.reload import Reload, prefix_tokens
+from breakeven.models.simulation.state import CHUNKED, COLOCATED, NO_TIER, SPLIT, Plan, Speed, TierPlan
 from breakeven.models.steps import Coefficients, attention_coefficients, ffn_coefficients
 from breakeven.models.tables import Catalog, Resolved
+from breakeven.models.tiers import LEVELS
 from breakeven.models.workload import Workload
 
 
@@ -24,6 +26,8 @@ class Machines(NamedTuple):
     decode_capacity: Array
     link_latency_s: Array
     link_token_s: Array
+    reload: Reload | None
+    reload_tokens: Array  # of a continued call's prefix, mean
 
 
 class Window(NamedTuple):
@@ -52,6 +56,8 @@ def machines(resolved: Resolved, workload: Workload, catalog: Catalog) -> Machin
         pool_memory(resolved, d, llm, engine, workload.decode_context).capacity_tokens,
         jnp.maximum(times[:, 1] - context[0, 1] * per_token, 0.0),
         per_token,
+        pools(resolved, workload, catalog).reload,
+        prefix_tokens(workload),
     )
 
 
@@ -89,6 +95,22 @@ def _speed(stages: tuple[Coefficients, Coefficients], choice: Any, catalog: Cata
     )
 
 
+def _tiers(found: Machines, resolved: Resolved, i: int) -> dict[str, Any]:
+    """Fields of a plan: the tiers that candidate `i` uses."""
+    if found.reload is None or resolved.tiers is None:
+        return {}
+    used = []
+    for k in range(LEVELS):
+        capacity = float(found.reload.capacity_tokens[i, k])
+        if capacity > 0.0:
+            latency_s, mean_s = float(resolved.tiers.latency_s[i, k]), float(found.reload.mean_s[i, k])
+            token_s = (mean_s - latency_s) / _number(found.reload_tokens, 0)
+            shared = bool(found.reload.shared[i, k] > 0.5)
+            used.append(TierPlan(capacity, shared, latency_s, token_s, float(found.reload.paths[i])))
+    a, b, c = [*used, *[NO_TIER] * (LEVELS - len(used))]
+    return {"levels": len(used), "tiers": (a, b, c)}
+
+
 def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catalog, window: Window, i: int = 0) -> Plan:
     """Candidate `i` of a batch, ready to be played."""
     p, d = resolved.prefill_attention.choice, resolved.decode_attention.choice
@@ -116,4 +138,6 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         whole_sessions=window.whole_sessions,
         log_start_s=window.log_start_s,
         first_chunk_steps=_number(catalog.engine.first_chunk_steps, 0),
+        cache_ttl_s=_number(workload.cache_ttl_s, 0),
+        **_tiers(found, resolved, i),
     )
