@@ -103,6 +103,8 @@ class Search:
         sample = _sample(self.structures, min(max(room, POPULATION), COARSE_STRUCTURES), rng)
         ids = self.structures.coarse(sample, COARSE_POINTS)
         coarse = self.task.judge(ids, keep=True)
+        for part in coarse.kept:
+            self.found.keep(part)
         rows = coarse.rows()
         scale = None
         seeds = list(self.settings.seeds)

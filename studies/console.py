@@ -121,6 +121,10 @@ def show_result(result: Result, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if result.history is not None and result.history.records:
+        trials, growth = result.history.records[-1][0], result.history.last_doubling
+        known = f"; the second half of them added {growth:.2%} to the hypervolume" if np.isfinite(growth) else ""
+        console.print(f"{trials:,} trials{known}.", highlight=False)
 
 
 def _verified(result: Result) -> str:
