@@ -22,7 +22,8 @@ class Cluster:
             self._client = Client(address, timeout=timeout_s)
         except (OSError, ValueError, TimeoutError) as error:
             raise InputError("--cluster", address, f"no Dask scheduler answers there: {error}") from None
-        self.width = max(sum(self._client.nthreads().values()), 1)
+        threads: Any = self._client.nthreads()
+        self.width = max(sum(threads.values()), 1)
         self._task: tuple[Task, Any] | None = None
 
     def submit(self, task: Task, start: int, stop: int, keep: bool) -> Any:
