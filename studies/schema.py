@@ -232,6 +232,7 @@ class StudyFile(_Strict):
     about: str = ""
     llm: str | dict[str, Any]
     engine: str | dict[str, Any] = "vllm"
+    local: str | None = None  # corrections that `calibrate --local` wrote
     workload: str | dict[str, Any]
     load: Load | Literal["max"]
     arrivals: Literal["poisson"] | Arrivals = "poisson"

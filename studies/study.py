@@ -37,6 +37,7 @@ from breakeven.spaces.space import (
     build_space,
     first_broken_rule,
 )
+from breakeven.studies.local_file import Corrected, applicable, as_arrays, read_local
 from breakeven.studies.recorded import Recorded, recorded, workload_fields
 from breakeven.studies.schema import (
     BoundFields,
@@ -221,7 +222,25 @@ class Study:
             self._economy(),
             [0.0 if bill is None else bill.electricity for bill in self.bills],
             self.names.tiers,
+            as_arrays(self.local, self.names) if self.local else None,
         )
+
+    @property
+    def engine_name(self) -> str:
+        """The engine of the catalogue that the study's is, or is like."""
+        spec = self.written.engine
+        return spec if isinstance(spec, str) else str(spec.get("like", "vllm"))
+
+    @cached_property
+    def local(self) -> tuple[Corrected, ...]:
+        """The corrections measured locally that apply to the study; none if it names no file of them."""
+        if self.written.local is None:
+            return ()
+        path = Path(self.file).parent / self.written.local
+        try:
+            return applicable(read_local(path), self.architecture.name, self.engine_name, self.names)
+        except InputError as error:
+            raise error.inside(file=str(path)) from None
 
     def _engine(self) -> Engine:
         spec = self.written.engine
@@ -229,7 +248,7 @@ class Study:
             return engine(spec)
         known_fields(spec, ("like", *Engine.__dataclass_fields__), "engine")
         own = {k: number(f"engine.{k}", v, 0.0, 1e12) for k, v in spec.items() if k != "like"}
-        return engine(spec.get("like", "vllm"), own)
+        return engine(self.engine_name, own)
 
     @cached_property
     def prices_usd_per_hour(self) -> tuple[float, ...]:
