@@ -35,15 +35,22 @@ def run(
     set_: SetOption = None,
     search: Annotated[str | None, typer.Option(help="auto, exhaustive or optuna.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of an Optuna search.")] = None,
-    storage: Annotated[str | None, typer.Option(help="Optuna storage URL (default: in memory).")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database that workers share (default: a file in --out)."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers share an exhaustive search.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search and of the simulations.")] = None,
     verify: Annotated[bool | None, typer.Option(help="Simulate the candidates that matter (default: yes).")] = None,
     local: LocalOption = None,
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
+    from breakeven.optimizer.checkpoint import locked
     from breakeven.studies.console import progress_bar, screen, show_result
     from breakeven.studies.report import write_explanation, write_report
-    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.run import finish, remember_compiled
     from breakeven.studies.run import run as run_study
     from breakeven.studies.study import Study
 
@@ -54,12 +61,15 @@ def run(
     loaded = Study.load(study_path(study), changes)
     folder = writable(out or default_folder(study))
     remember_compiled()
-    with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
-        result = run_study(loaded, progress, storage, verifying)
-    result.save(folder)
-    _draw(folder)
-    write_explanation(result, folder)
-    write_report(folder)
+    with locked(folder):
+        with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
+            result = run_study(loaded, progress, storage, verifying, folder, cluster)
+        result.save(folder)
+        _draw(folder)
+        write_explanation(result, folder)
+        write_report(folder)
+        if not result.interrupted:
+            finish(folder)
     show_result(result, screen())
     typer.echo(
         f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html, report.md"
@@ -68,6 +78,23 @@ def run(
         typer.echo("Interrupted: this is what was found until then.", err=True)
         return INTERRUPTED
     return 0 if result.best is not None else NOTHING
+
+
+@app.command()
+def worker(
+    storage: Annotated[str, typer.Option(metavar="URL", help="The database of the study.")],
+    study: Annotated[str, typer.Option(metavar="NAME", help="The name of a study that `run --storage` began.")],
+) -> int:
+    """Join a distributed study: do its trials, with any number of other workers, until all are complete."""
+    from breakeven.studies.console import progress_bar
+    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.worker import help_out
+
+    remember_compiled()
+    with progress_bar("trials") as progress:
+        done = help_out(storage, study, progress)
+    typer.echo(f"{done:,} trials of {study} done here; all are complete.")
+    return 0
 
 
 def _draw(folder: Path) -> None:
