@@ -54,10 +54,21 @@ class StepTime(NamedTuple):
     attention_s: Array  # KV cache traffic and score/value products
     collective_s: Array
     overhead_s: Array
+    transfer_s: Array | float = 0.0  # activations between attention and feed-forward pools, as far as nothing hides it
 
     @property
     def total_s(self) -> Array:
-        return self.products_s + self.experts_s + self.attention_s + self.collective_s + self.overhead_s
+        return (
+            self.products_s + self.experts_s + self.attention_s + self.collective_s + self.overhead_s + self.transfer_s
+        )
+
+    def scaled(self, factor: Array) -> "StepTime":
+        """Every part times `factor`."""
+        return StepTime(*(part * factor for part in self))
+
+    def plus(self, other: "StepTime") -> "StepTime":
+        """The sum, part by part."""
+        return StepTime(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 def collective_bytes_per_s(hw: Hardware, ranks: Array) -> Array:
@@ -146,8 +157,11 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
     )
 
 
-def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coefficients:
-    """Coefficients of a feed-forward stage: dense layers, shared experts, LM head, routed experts, collectives."""
+def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Array | float = 0.0) -> Coefficients:
+    """Coefficients of a feed-forward stage: dense layers, shared experts, LM head, routed experts, collectives.
+
+    Where it stands `apart` from attention (1.0), tokens come from there to their experts: nothing is left to dispatch.
+    """
     hw, choice = stage.hardware, stage.choice
     t, ranks = choice.tensor_parallel, choice.tensor_parallel * choice.data_parallel
     read = hw.memory_bandwidth_bytes_per_s * hw.weight_bandwidth
@@ -155,7 +169,7 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coeffici
     expert_read = ranks * hw.memory_bandwidth_bytes_per_s * hw.expert_bandwidth
     expert_share = llm.experts_active / jnp.maximum(llm.experts, 1.0)
     latency_s, token_s = _allreduce(stage, llm, engine)
-    dispatch_s, dispatch_token_s = _alltoall(stage, llm, engine)
+    dispatch_s, dispatch_token_s = (part * (1.0 - apart) for part in _alltoall(stage, llm, engine))
     weights = llm.dense_weights * stage.dense_bytes + llm.head_weights * stage.head_bytes
     zero = jnp.zeros_like(t)
     return Coefficients(
@@ -184,32 +198,28 @@ def expert_hit_share(tokens: Array, llm: LLM) -> Array:
     return -jnp.expm1(tokens * jnp.log1p(-miss))
 
 
-def decode_step(
-    attention: Coefficients,
-    ffn: Coefficients,
-    llm: LLM,
-    batch: Array,
-    context: Array,
-    pipeline_parallel: Array,
-    data_parallel: Array,
-) -> StepTime:
-    """One decode step of an engine that holds `batch` sequences of `context` tokens each.
-
-    A pipeline of p groups keeps p micro-batches in flight, so a token takes one pass of batch / p sequences
-    through all layers; data-parallel ranks split them further, except before the experts.
-    """
-    tokens = batch / pipeline_parallel
-    rank_tokens = tokens / data_parallel
-    selected = jnp.minimum(context, llm.sparse_topk)
-    products = smooth_max(attention.weight_s, attention.token_s * rank_tokens)
-    products += smooth_max(ffn.weight_s, ffn.token_s * rank_tokens)
-    cached = attention.context_s * context + attention.selected_context_s * selected
+def decode_attention(side: Coefficients, llm: LLM, sequences: Array, rank_sequences: Array, context: Array) -> StepTime:
+    """Attention of one decode step of an engine with `sequences` of `context` tokens, `rank_sequences` of them on each
+    data-parallel rank."""
+    cached = side.context_s * context + side.selected_context_s * jnp.minimum(context, llm.sparse_topk)
     return StepTime(
-        products_s=products,
-        experts_s=smooth_max(ffn.expert_s * expert_hit_share(tokens, llm), ffn.expert_token_s * tokens),
-        attention_s=rank_tokens * cached,
-        collective_s=(attention.collective_token_s + ffn.collective_token_s) * rank_tokens,
-        overhead_s=attention.step_s + ffn.step_s + (attention.sequence_s + ffn.sequence_s) * tokens,
+        products_s=smooth_max(side.weight_s, side.token_s * rank_sequences),
+        experts_s=jnp.zeros_like(rank_sequences),
+        attention_s=rank_sequences * cached,
+        collective_s=side.collective_token_s * rank_sequences,
+        overhead_s=side.step_s + side.sequence_s * sequences,
+    )
+
+
+def decode_ffn(side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array) -> StepTime:
+    """Feed-forward layers of one decode step of an engine: `tokens` reach its experts, `rank_tokens` of them each
+    data-parallel rank."""
+    return StepTime(
+        products_s=smooth_max(side.weight_s, side.token_s * rank_tokens),
+        experts_s=smooth_max(side.expert_s * expert_hit_share(tokens, llm), side.expert_token_s * tokens),
+        attention_s=jnp.zeros_like(tokens),
+        collective_s=side.collective_token_s * rank_tokens,
+        overhead_s=side.step_s + side.sequence_s * tokens,
     )
 
 
@@ -218,45 +228,40 @@ def prefill_chunks(tokens: Array, token_budget: Array) -> Array:
     return jnp.maximum(tokens / jnp.maximum(token_budget, 1.0), 1.0)
 
 
-def prefill_call(
-    attention: Coefficients,
-    ffn: Coefficients,
-    llm: LLM,
-    tokens: Array,
-    pairs: Array,
-    context: Array,
-    token_budget: Array,
+def prefill_attention(
+    side: Coefficients, llm: LLM, tokens: Array, pairs: Array, context: Array, passes: Array
 ) -> StepTime:
-    """Prefill of one call: `tokens` uncached tokens with `pairs` query-key pairs in a prompt of `context` tokens.
-
-    Every chunk reads the weights, the experts it hits and the KV cache before it.
-    """
-    chunks = prefill_chunks(tokens, token_budget)
-    hit = expert_hit_share(tokens / chunks, llm)
+    """Attention of one call's prefill in so many passes: `tokens` uncached tokens with `pairs` query-key pairs in a
+    prompt of `context` tokens. Every pass reads the weights and the KV cache before it."""
     selected = jnp.minimum(pairs, tokens * llm.sparse_topk)
-    products = smooth_max(attention.weight_s * chunks, attention.token_s * tokens)
-    products += smooth_max(ffn.weight_s * chunks, ffn.token_s * tokens)
     return StepTime(
-        products_s=products,
-        experts_s=smooth_max(ffn.expert_s * hit * chunks, ffn.expert_token_s * tokens),
-        attention_s=attention.pair_s * pairs
-        + attention.selected_pair_s * selected
-        + attention.window_token_s * tokens
-        + attention.prefill_context_s * context * chunks,
-        collective_s=(attention.collective_token_s + ffn.collective_token_s) * tokens,
-        overhead_s=(attention.step_s + ffn.step_s) * chunks + attention.sequence_s + ffn.sequence_s,
+        products_s=smooth_max(side.weight_s * passes, side.token_s * tokens),
+        experts_s=jnp.zeros_like(tokens),
+        attention_s=side.pair_s * pairs
+        + side.selected_pair_s * selected
+        + side.window_token_s * tokens
+        + side.prefill_context_s * context * passes,
+        collective_s=side.collective_token_s * tokens,
+        overhead_s=side.step_s * passes + side.sequence_s,
     )
 
 
-def prefill_marginal(attention: Coefficients, ffn: Coefficients, llm: LLM) -> tuple[Array, Array]:
-    """(seconds per token, seconds per pair) of a prefill so large that weight traffic vanishes beside arithmetic."""
-    token_s = (
-        attention.token_s
-        + ffn.token_s
-        + ffn.expert_token_s
-        + attention.collective_token_s
-        + ffn.collective_token_s
-        + attention.window_token_s
+def prefill_ffn(side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array, passes: Array) -> StepTime:
+    """Feed-forward layers of one call's prefill in so many passes, each of which reads the weights and the experts it
+    hits; `tokens` on the engine, `rank_tokens` of them on a data-parallel rank."""
+    hit = expert_hit_share(tokens / passes, llm)
+    return StepTime(
+        products_s=smooth_max(side.weight_s * passes, side.token_s * rank_tokens),
+        experts_s=smooth_max(side.expert_s * hit * passes, side.expert_token_s * tokens),
+        attention_s=jnp.zeros_like(tokens),
+        collective_s=side.collective_token_s * rank_tokens,
+        overhead_s=side.step_s * passes + side.sequence_s,
     )
-    dense = jnp.where(llm.sparse_topk < llm.max_context, 0.0, attention.selected_pair_s)
-    return token_s, attention.pair_s + dense
+
+
+def prefill_marginal(side: Coefficients, llm: LLM) -> tuple[Array, Array]:
+    """(seconds per token, seconds per pair) that a stage adds to a prefill so large that weight traffic vanishes beside
+    arithmetic."""
+    token_s = side.token_s + side.expert_token_s + side.collective_token_s + side.window_token_s
+    dense = jnp.where(llm.sparse_topk < llm.max_context, 0.0, side.selected_pair_s)
+    return token_s, side.pair_s + dense
