@@ -26,13 +26,11 @@ from breakeven.models.steps import (
     Coefficients,
     StepTime,
     attention_coefficients,
-    decode_attention,
-    decode_ffn,
+    decode_time,
     ffn_coefficients,
-    prefill_attention,
     prefill_chunks,
-    prefill_ffn,
     prefill_marginal,
+    prefill_time,
 )
 from breakeven.models.tables import Activations, Catalog, Resolved, ResolvedStage
 
@@ -69,6 +67,11 @@ class Bundle:
     pipeline_parallel: Array  # groups of one attention engine
     data_parallel: Array  # ranks of one attention engine
     split: Apart | None  # None: no candidate's attention stands apart from its feed-forward layers
+
+    @property
+    def engine(self) -> Coefficients:
+        """Both sides on one engine."""
+        return self.attention + self.ffn
 
     @property
     def workers(self) -> Array:
@@ -240,52 +243,54 @@ def _passed(weight: Critical, split: Apart, sides: tuple[StepTime, StepTime], wa
     return found._replace(transfer_s=moved_s)
 
 
-def _decode_sides(machine: Bundle, llm: LLM, batch: Array, context: Array) -> tuple[StepTime, StepTime]:
-    """One micro-batch on an attention engine, and on a feed-forward engine.
+class _Decode(NamedTuple):
+    """A decode step of a bundle: one micro-batch on an attention engine and on a feed-forward engine, and its ways."""
+
+    attention: StepTime
+    ffn: StepTime
+    way: tuple[Array, Array]
+    parts: _Parts
+
+    @property
+    def together_s(self) -> Array:
+        return self.attention.total_s + self.ffn.total_s
+
+
+def _decode_apart(machine: Bundle, split: Apart, llm: LLM, batch: Array, context: Array) -> _Decode:
+    tokens = batch / split.micro_batches
+    sequences, fed = tokens / split.workers, tokens / split.ffn_engines
+    ranked = sequences / machine.data_parallel
+    longest = context + split.straggle_tokens * lax.rsqrt(ranked + 0.1)  # sums of n vary like sqrt(n); finite at 0
+    attention = decode_time(machine.attention, llm, sequences, ranked, longest)
+    ffn = decode_time(machine.ffn, llm, fed, fed / split.ffn_ranks, context)
+    way = tokens * split.dispatch_token_s, tokens * split.combine_token_s
+    return _Decode(attention, ffn, way, _parts(machine, split, attention.total_s, ffn.total_s, way))
+
+
+def decode_step(machine: Bundle, llm: LLM, batch: Array, context: Array) -> StepTime:
+    """One decode step of a bundle that holds `batch` sequences of `context` tokens each, by cause.
 
     A pipeline of p groups keeps p micro-batches in flight, so a token takes one pass of batch / p sequences through
     all layers; data-parallel ranks split them further, except before the experts.
     """
-    tokens, split = batch / machine.micro_batches, machine.split
+    split = machine.split
     if split is None:
-        ranked = tokens / machine.data_parallel
-        attention = decode_attention(machine.attention, llm, tokens, ranked, context)
-        return attention, decode_ffn(machine.ffn, llm, tokens, ranked)
-    sequences, fed = tokens / split.workers, tokens / split.ffn_engines
-    ranked = sequences / machine.data_parallel
-    longest = context + split.straggle_tokens * lax.rsqrt(ranked + 0.1)  # sums of n vary like sqrt(n); finite at 0
-    attention = decode_attention(machine.attention, llm, sequences, ranked, longest)
-    return attention, decode_ffn(machine.ffn, llm, fed, fed / split.ffn_ranks)
-
-
-def _decode_parts(machine: Bundle, split: Apart, batch: Array, sides: tuple[StepTime, StepTime]) -> _Parts:
-    return _parts(machine, split, sides[0].total_s, sides[1].total_s, _decode_way(split, batch))
-
-
-def _decode_way(split: Apart, batch: Array) -> tuple[Array, Array]:
-    tokens = batch / split.micro_batches
-    return tokens * split.dispatch_token_s, tokens * split.combine_token_s
-
-
-def decode_step(machine: Bundle, llm: LLM, batch: Array, context: Array) -> StepTime:
-    """One decode step of a bundle that holds `batch` sequences of `context` tokens each, by cause."""
-    sides, split = _decode_sides(machine, llm, batch, context), machine.split
-    if split is None:
-        return sides[0].plus(sides[1])
-    weight = _critical(machine, split, _decode_parts(machine, split, batch, sides))
-    return _passed(weight, split, sides, _decode_way(split, batch))
+        tokens = batch / machine.pipeline_parallel
+        return decode_time(machine.engine, llm, tokens, tokens / machine.data_parallel, context)
+    found = _decode_apart(machine, split, llm, batch, context)
+    weight = _critical(machine, split, found.parts)
+    return _passed(weight, split, (found.attention, found.ffn), found.way)
 
 
 def decode_step_s(machine: Bundle, llm: LLM, batch: Array, context: Array) -> tuple[Array, Array]:
     """(seconds of that step, how often the seconds that attention takes for one micro-batch count in it)."""
-    sides, split = _decode_sides(machine, llm, batch, context), machine.split
-    together_s = sides[0].total_s + sides[1].total_s
+    split = machine.split
     if split is None:
-        return together_s, jnp.ones_like(together_s)
-    parts = _decode_parts(machine, split, batch, sides)
-    step_s = _makespan(split, parts, together_s)
+        return decode_step(machine, llm, batch, context).total_s, jnp.ones_like(batch)
+    found = _decode_apart(machine, split, llm, batch, context)
+    step_s = _makespan(split, found.parts, found.together_s)
     number = split.micro_batches / machine.pipeline_parallel
-    counted = jnp.where(parts.attention >= step_s, number, jnp.where(parts.round >= step_s, 1.0, 0.0))
+    counted = jnp.where(found.parts.attention >= step_s, number, jnp.where(found.parts.round >= step_s, 1.0, 0.0))
     return step_s, jnp.where(split.apart > 0.5, counted, 1.0)
 
 
@@ -294,7 +299,7 @@ class PrefillTime(NamedTuple):
 
     alone: StepTime  # while nothing else is prefilled; through one group of a pipeline
     busy_s: Array  # while all the bundle's `ways` prefill: what it can sustain
-    attention_s: Array  # that the attention side of its way works on it
+    attention_s: Array  # that its attention engine works on it (with the other side, where one engine does both)
     ffn_s: Array  # that all feed-forward engines of the bundle work on it
     token_s: Array  # what one more token adds to `busy_s` of the largest call, (n,)
     pair_s: Array  # the same for a query-key pair
@@ -313,12 +318,10 @@ def prefill_call(
     chunks, split = prefill_chunks(tokens, token_budget[:, None]), wide.split
     if split is not None:
         return _prefill_apart(machine, wide, split, llm, tokens, pairs, context, chunks)
-    attention = prefill_attention(wide.attention, llm, tokens, pairs, context, chunks)
-    ffn = prefill_ffn(wide.ffn, llm, tokens, tokens, chunks)
-    alone = attention.plus(ffn)
-    token_s, pair_s = prefill_marginal(machine.attention, llm)
-    more_s, _ = prefill_marginal(machine.ffn, llm)
-    return PrefillTime(alone, alone.total_s, attention.total_s, ffn.total_s, token_s + more_s, pair_s)
+    alone = prefill_time(wide.engine, llm, tokens, tokens, pairs, context, chunks)
+    one = jnp.ones_like(machine.count)
+    marginal = prefill_marginal(machine.engine, llm, one, one)
+    return PrefillTime(alone, alone.total_s, alone.total_s, alone.total_s, *marginal)
 
 
 def _prefill_apart(
@@ -333,8 +336,9 @@ def _prefill_apart(
 ) -> PrefillTime:
     apart = split.apart > 0.5
     passes, fed = chunks * jnp.where(apart, split.micro_batches, 1.0), tokens / split.ffn_engines
-    attention = prefill_attention(wide.attention, llm, tokens, pairs, context, passes)
-    ffn = prefill_ffn(wide.ffn, llm, fed, jnp.where(apart, fed / split.ffn_ranks, fed), passes)
+    attention = prefill_time(wide.attention, llm, tokens, tokens, pairs, context, passes)
+    ranked = jnp.where(apart, fed / split.ffn_ranks, fed)
+    ffn = prefill_time(wide.ffn, llm, fed, ranked, pairs, context, passes)
     shared = tokens * split.dispatch_token_s, tokens * split.combine_token_s
     way = shared[0] / split.worker_ports, shared[1] / split.worker_ports
     parts = _parts(wide, split, attention.total_s / passes, ffn.total_s / passes, (way[0] / passes, way[1] / passes))
@@ -357,10 +361,10 @@ def _marginal(
     machine: Bundle, split: Apart, llm: LLM, weight: Critical, by_ffn: Array, contended: Array
 ) -> tuple[Array, Array]:
     """(seconds per token, seconds per pair) of a prefill so large that weight traffic vanishes beside arithmetic."""
-    token_s, pair_s = prefill_marginal(machine.attention, llm)
+    one = jnp.ones_like(machine.count)
+    token_s, pair_s = prefill_marginal(machine.attention, llm, one, one)
     fed = 1.0 / split.ffn_engines
-    ranked = jnp.where(split.apart > 0.5, fed / split.ffn_ranks, fed)
-    ffn_token_s = (machine.ffn.token_s + machine.ffn.collective_token_s) * ranked + machine.ffn.expert_token_s * fed
+    ffn_token_s, _ = prefill_marginal(machine.ffn, llm, fed, jnp.where(split.apart > 0.5, fed / split.ffn_ranks, fed))
     moved_s = weight.dispatch * split.dispatch_token_s + weight.combine * split.combine_token_s
     alone = weight.attention * token_s + weight.ffn * ffn_token_s + moved_s / split.worker_ports
     link_s = jnp.maximum(split.dispatch_token_s, split.combine_token_s)

@@ -27,6 +27,7 @@ from breakeven.models.operating_point import (
     operating_point,
 )
 from breakeven.models.queueing import Moments, Wait, autocorrelation_share
+from breakeven.models.reload import continued_share, reload
 from breakeven.models.settle import Closed, closed_with_derivatives, settle, settle_closed, warm, with_derivatives
 from breakeven.models.steps import StepTime, kv_shards, prefill_chunks
 from breakeven.models.tables import Catalog, Resolved
@@ -50,6 +51,7 @@ class Violations(NamedTuple):
     prefill: Array
     decode: Array
     link: Array
+    tiers: Array
     budget: Array
     power: Array
     inventory: Array
@@ -80,6 +82,7 @@ class Performance(NamedTuple):
     decode_step: StepTime
     prefill_call: StepTime  # of the mean call that finds its prefix
     admission: Wait
+    reload: Wait  # for the prefix from the tiers below HBM
     fleet: Fleet
     violations: Violations
     doubts: Doubts
@@ -222,6 +225,9 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
     shared = _held_share(sharing, hit, hit_time, prefill)
     prefill_memory = pool_memory(resolved, p, llm, engine, workload.mean_prompt)
     decode_memory = pool_memory(resolved, d, llm, engine, workload.decode_context)
+    prefill_latency_s = jnp.sum(hit.weight * hit_latency_s, -1)
+    lost_latency_s = jnp.sum(lost.weight * missed_latency_s, -1)
+    recompute_s = (lost_latency_s - prefill_latency_s) / continued_share(workload)
     pools = Pools(
         decode=decode,
         resident=_service_moments(hit, hit_time.busy_s, token_s, pair_s, 1.0 / ways),
@@ -229,8 +235,8 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         resident_chunks=_mean_chunks(hit, budget),
         missed_chunks=_mean_chunks(lost, budget),
         marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs,
-        prefill_latency_s=jnp.sum(hit.weight * hit_latency_s, -1),
-        missed_latency_s=jnp.sum(lost.weight * missed_latency_s, -1),
+        prefill_latency_s=prefill_latency_s,
+        missed_latency_s=lost_latency_s,
         prefill_memory=_bundle_memory(prefill_memory, prefill.workers, workload.shared_prefix_tokens),
         decode_memory=_bundle_memory(decode_memory, decode.workers, workload.shared_prefix_tokens),
         prefill_replicas=prefill.count,
@@ -249,9 +255,15 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         transfer_s2=jnp.sum(hit.weight * transfer_s[:, :nodes] ** 2, -1),
         request_s=(engine.request_s + engine.request_token_s * workload.mean_prompt) * one,
         reserve_tokens=workload.decode_context + (engine.reserve_output_share - 0.5) * workload.mean_output * one,
+        reload=reload(resolved, hit, workload, llm, recompute_s, prefill.workers),
     )
     mean_terms = StepTime(*(jnp.sum(hit.weight * term, -1) for term in hit_time.alone))
     return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
+
+
+def pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> Pools:
+    """The pools of each candidate, before any load."""
+    return _build(resolved, workload, catalog)[0]
 
 
 def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, State, Array]:
@@ -399,7 +411,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     if workload.first_wave_share is not None:
         latency = first_wave(latency, point, pools, workload, catalog.engine)
     decode_use = decode_utilization(point, pools, workload, catalog.llm)
-    money = fleet(resolved, catalog.economy)
+    money = fleet(resolved, catalog.economy, _use(resolved, point.prefill_utilization, decode_use))
     return Performance(
         latency=latency,
         point=point,
@@ -411,10 +423,22 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         decode_step=decode_step_at(pools, catalog.llm, state.batch, workload.decode_context),
         prefill_call=prefill.terms,
         admission=waits.admission,
+        reload=waits.reload,
         fleet=money,
-        violations=_violations(resolved, pools, workload, point, decode_use, waits.link_utilization, money, catalog),
+        violations=_violations(resolved, pools, workload, point, decode_use, waits, money, catalog),
         doubts=_doubts(pools, state, point, decode_use, waits, tipped),
     )
+
+
+def _use(resolved: Resolved, prefill: Array, decode: Array) -> tuple[Array, ...]:
+    """Share of time that the pool of each stage is busy: with what keeps it busiest."""
+    stages, found = resolved.stages, []
+    for stage in stages:
+        use = jnp.zeros_like(prefill)
+        for other, share in zip(stages[1:], (prefill, prefill, decode, decode), strict=True):
+            use = jnp.where(other.choice.pool == stage.choice.pool, jnp.maximum(use, share), use)
+        found.append(use)
+    return tuple(found)
 
 
 def _violations(
@@ -423,7 +447,7 @@ def _violations(
     workload: Workload,
     point: OperatingPoint,
     decode_use: Array,
-    link_use: Array,
+    waits: CallWaits,
     money: Fleet,
     catalog: Catalog,
 ) -> Violations:
@@ -446,7 +470,8 @@ def _violations(
         kv_cache=workload.max_tokens / jnp.maximum(room, 1.0) - 1.0,
         prefill=point.prefill_utilization - 1.0,
         decode=decode_use - 1.0,
-        link=link_use - 1.0,
+        link=waits.link_utilization - 1.0,
+        tiers=waits.reload_utilization - 1.0,
         budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,
         power=money.power_w / economy.max_power_w - 1.0,
         inventory=money.inventory_excess,

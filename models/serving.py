@@ -10,7 +10,9 @@ from jax import Array, lax
 from breakeven.models.attainment import Attainment, Slo, attain, shortfall
 from breakeven.models.deployment import Deployment
 from breakeven.models.memory import kv_bytes_per_token
+from breakeven.models.numerics import TINY
 from breakeven.models.performance import Doubts, Performance, Violations, performance
+from breakeven.models.reload import continued_share
 from breakeven.models.tables import Catalog, Resolved, ResolvedStage, resolve
 from breakeven.models.workload import Workload
 
@@ -28,13 +30,18 @@ class Outcome(NamedTuple):
     call_attainment: Array
     session_attainment: Array
     cost_per_million_tokens_usd: Array  # generated tokens
+    complexity_usd_per_hour: Array  # of the cost: running further pools and kinds of accelerators
     cost_per_session_usd: Array
+    cost_per_solved_task_usd: Array  # a session is a task
     goodput_per_s: Array  # calls that meet every bound
     energy_per_token_j: Array  # generated tokens
     accelerators: Array
     power_kw: Array
     sessions_per_second: Array
     sessions_in_progress: Array
+    sessions_per_accelerator: Array  # in progress
+    sessions_per_kw: Array  # in progress, of provisioned power
+    solved_tasks_per_hour: Array
     tokens_per_second: Array
     ttft_mean_s: Array
     tpot_mean_s: Array
@@ -45,7 +52,8 @@ class Outcome(NamedTuple):
     utilization_decode: Array
     utilization_link: Array
     decode_batch: Array  # of one attention engine
-    cache_hit: Array  # continued calls that find their prefix
+    cache_hit: Array  # continued calls that find their prefix, in HBM or a tier below
+    cache_reload: Array  # of them all, those that read it from a tier below HBM
     mfu_prefill: Array
     mfu_decode: Array
     mbu_decode: Array
@@ -83,21 +91,6 @@ def _decode_traffic(resolved: Resolved, found: Performance, workload: Workload, 
     return per_token + kv * jnp.minimum(workload.decode_context, llm.sparse_topk)
 
 
-def _power_w(resolved: Resolved, found: Performance, catalog: Catalog) -> Array:
-    """Power drawn on average: idle share plus the rest by what keeps a pool busiest, times the building's overhead."""
-    economy, stages = catalog.economy, resolved.stages
-    prefill, decode = found.utilization_prefill, found.utilization_decode
-    own = (0.0 * prefill, prefill, prefill, decode, decode)
-    total = jnp.zeros_like(prefill)
-    for stage, count in zip(stages, found.fleet.by_stage, strict=True):
-        use = jnp.zeros_like(prefill)
-        for other, share in zip(stages, own, strict=True):
-            use = jnp.where(other.choice.pool == stage.choice.pool, jnp.maximum(use, share), use)
-        load = economy.idle_power_share + (1.0 - economy.idle_power_share) * jnp.clip(use, 0.0, 1.0)
-        total = total + count * stage.hardware.power_w * load
-    return total * economy.power_overhead
-
-
 def outcome(
     resolved: Resolved, found: Performance, met: Attainment, slo: Slo, workload: Workload, catalog: Catalog
 ) -> Outcome:
@@ -112,6 +105,7 @@ def outcome(
     session_mean = workload.calls_per_session * latency.call_mean_s
     session_mean = session_mean + (workload.calls_per_session - 1.0) * workload.gap_mean_s
     served = jnp.where(feasible, 1.0, 0.0)
+    in_progress, success = found.session_rate * session_mean, catalog.economy.success_rate
     p = resolved.prefill_attention, resolved.prefill_ffn
     d = resolved.decode_attention, resolved.decode_ffn
     pairs = workload.resident.mean_pairs / workload.resident.mean_tokens
@@ -128,13 +122,18 @@ def outcome(
         call_attainment=met.call * served,
         session_attainment=met.session * served,
         cost_per_million_tokens_usd=cost / 3600.0 / tokens * 1e6,
+        complexity_usd_per_hour=found.fleet.complexity_usd_per_hour,
         cost_per_session_usd=cost / 3600.0 / found.session_rate,
+        cost_per_solved_task_usd=cost / 3600.0 / found.session_rate / success,
         goodput_per_s=calls * met.calls * served,
-        energy_per_token_j=_power_w(resolved, found, catalog) / tokens,
+        energy_per_token_j=found.fleet.drawn_w / tokens,
         accelerators=found.fleet.accelerators,
         power_kw=found.fleet.power_w / 1e3,
         sessions_per_second=found.session_rate,
-        sessions_in_progress=found.session_rate * session_mean,
+        sessions_in_progress=in_progress,
+        sessions_per_accelerator=in_progress / found.fleet.accelerators,
+        sessions_per_kw=1e3 * in_progress / jnp.maximum(found.fleet.power_w, TINY),
+        solved_tasks_per_hour=3600.0 * found.session_rate * success,
         tokens_per_second=tokens,
         ttft_mean_s=latency.ttft_mean_s,
         tpot_mean_s=latency.tpot_mean_s,
@@ -148,6 +147,7 @@ def outcome(
         utilization_link=found.utilization_link,
         decode_batch=found.point.state.batch / found.pools.decode.workers,
         cache_hit=1.0 - found.point.state.miss,
+        cache_reload=found.reload.probability / continued_share(workload),
         mfu_prefill=calls * prefill_flops / _phase_total(*p, "bf16_flops_per_s"),
         mfu_decode=decode_tokens
         * _model_flops_per_token(catalog, workload.decode_context)

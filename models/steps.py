@@ -2,15 +2,17 @@
 
 A decode step of `T` tokens or a prefill chunk takes, on each stage,
 
-    step_s + max~(weight_s, token_s T) + max~(expert_s hit(T), expert_token_s T) + collective_token_s T
+    step_s + max~(weight_s, token_s T) + max~(expert_s hit(T), expert_token_s T)
+           + (permute_token_s + collective_token_s + activation_token_s) T + collective_root_s sqrt(T)
            + sequence_s sequences + context terms + pair_s query-key pairs
 
 where max~ is the smooth roofline and hit(T) the expected share of experts that T tokens reach. The coefficients
-depend on the stage's hardware, sharding and precisions alone, never on the load.
+depend on the stage's hardware, sharding and precisions alone, never on the load. What the hardware achieves comes
+from curves fitted to measured kernels (`operators`), what the serving engine adds from `Engine`.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,32 +20,54 @@ from jax import Array
 
 from breakeven.models.llm import LLM
 from breakeven.models.numerics import smooth_max
+from breakeven.models.operators import (
+    Curve,
+    allreduce_bytes,
+    allreduce_latency_s,
+    compute_s,
+    exchange_s,
+    pair_s,
+    permute_s,
+    read_s,
+)
 from breakeven.models.tables import Engine, Hardware, ResolvedStage
 
 ACTIVATION_BYTES = 2.0  # activations cross the links in 16 bit
+ATTENTION_PRODUCTS, FFN_PRODUCTS = 2.0, 2.0  # kernels per layer: query/key/value and output, up and down
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Coefficients:
-    """Seconds that one stage adds to a step of one engine, by cause; every field of shape (n,).
+    """Seconds that one stage adds to a step of one engine, by cause; every field of shape (n,), or None where a stage
+    has no such part.
 
     `token` is one token of one attention replica (data-parallel rank); `expert_token` one token of the engine.
     """
 
     step_s: Array  # launches, scheduling and latency of collectives, each step
-    weight_s: Array  # reading the weights of the dense products
-    token_s: Array  # arithmetic of the dense products
-    expert_s: Array  # reading every expert once
-    expert_token_s: Array  # arithmetic of the experts
     collective_token_s: Array  # bytes of all-reduce and all-to-all
+    collective_root_s: Array  # what short messages lose of the link, per square root of tokens
+    activation_token_s: Array  # norms, residuals, quantisation: memory passes over the hidden state
     sequence_s: Array  # scheduler, window and recurrent state
-    context_s: Array  # each cached token a decoding sequence attends to (all of them)
-    selected_context_s: Array  # the same, for those that sparse attention selects
-    prefill_context_s: Array  # reading one cached token in a prefill chunk
-    pair_s: Array  # one query-key pair of prefill
-    selected_pair_s: Array  # the same, for pairs that sparse attention selects
-    window_token_s: Array  # attention of one prefill token in window and linear layers
+    projection_s: Array | None = None  # reading the weights of attention's projections
+    projection_token_s: Array | None = None  # their arithmetic
+    context_s: Array | None = None  # each cached token a decoding sequence attends to (all of them)
+    selected_context_s: Array | None = None  # the same, for those that sparse attention selects
+    prefill_context_s: Array | None = None  # reading one cached token in a prefill chunk
+    pair_s: Array | None = None  # one query-key pair of prefill
+    selected_pair_s: Array | None = None  # the same, for pairs that sparse attention selects
+    query_s: Array | None = None  # attention of one prefill token whatever its context: masked tiles, window, linear
+    weight_s: Array | None = None  # reading the weights of the dense feed-forward products
+    token_s: Array | None = None  # their arithmetic
+    expert_s: Array | None = None  # reading every expert once
+    expert_token_s: Array | None = None  # arithmetic of the experts
+    permute_token_s: Array | None = None  # sorting one token's copies by expert and summing them again
+
+    def __add__(self, other: "Coefficients") -> "Coefficients":
+        """Both stages on one engine."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__}
+        return Coefficients(**{name: b if a is None else a if b is None else a + b for name, (a, b) in pairs.items()})
 
 
 class StepTime(NamedTuple):
@@ -54,13 +78,14 @@ class StepTime(NamedTuple):
     attention_s: Array  # KV cache traffic and score/value products
     collective_s: Array
     overhead_s: Array
-    transfer_s: Array | float = 0.0  # activations between attention and feed-forward pools, as far as nothing hides it
+    transfer_s: Array = cast(
+        Array, 0.0
+    )  # activations between attention and feed-forward pools, as far as nothing hides it
 
     @property
     def total_s(self) -> Array:
-        return (
-            self.products_s + self.experts_s + self.attention_s + self.collective_s + self.overhead_s + self.transfer_s
-        )
+        computed_s = self.products_s + self.experts_s + self.attention_s
+        return computed_s + self.collective_s + self.overhead_s + self.transfer_s
 
     def scaled(self, factor: Array) -> "StepTime":
         """Every part times `factor`."""
@@ -86,74 +111,107 @@ def kv_shards(stage: ResolvedStage, llm: LLM) -> Array:
     return jnp.minimum(stage.choice.tensor_parallel, llm.kv_shards)
 
 
-def _layer_overhead_s(stage: ResolvedStage, engine: Engine) -> Array:
-    return engine.layer_s * jnp.where(stage.hardware.hopper > 0.5, engine.hopper_factor, 1.0)
+def _slow_host(stage: ResolvedStage, engine: Engine) -> Array:
+    return jnp.where(stage.hardware.hopper > 0.5, engine.hopper_factor, 1.0)
 
 
-def _latent_overhead_s(stage: ResolvedStage, llm: LLM, engine: Engine) -> Array:
-    factor = jnp.where(stage.hardware.hopper > 0.5, engine.hopper_factor, 1.0)
-    return llm.layers * llm.mla * engine.latent_layer_s * factor
+def _half_layers_s(stage: ResolvedStage, llm: LLM, engine: Engine) -> Array:
+    """Launches beside the kernels' own of half a layer, attention's or the feed-forward network's, in all layers."""
+    return 0.5 * llm.layers * engine.layer_s * _slow_host(stage, engine)
 
 
-def _allreduce(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array]:
-    """(latency per step, seconds per token) of one all-reduce a layer; ring volume 2 (t-1)/t."""
-    t = stage.choice.tensor_parallel
-    rate = collective_bytes_per_s(stage.hardware, t) * stage.hardware.collective_bandwidth
-    volume = 2.0 * ACTIVATION_BYTES * llm.hidden * (t - 1.0) / t
+def _activations_s(stage: ResolvedStage, llm: LLM, engine: Engine) -> Array:
+    """Seconds per token that half of every layer's small kernels move activations; each rank holds all of them."""
+    moved = 0.5 * engine.activation_passes * ACTIVATION_BYTES * llm.hidden * llm.layers
+    return read_s(stage.hardware.kernels["gemm_bf16"], moved, stage.hardware.memory_bandwidth_bytes_per_s)
+
+
+def _allreduce(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array, Array]:
+    """(latency per step, seconds per token, per root of tokens) of one all-reduce a layer."""
+    t, curve = stage.choice.tensor_parallel, stage.hardware.kernels["allreduce"]
+    volume = allreduce_bytes(curve, ACTIVATION_BYTES * llm.hidden, jnp.maximum(t, 2.0))
     hops = (stage.choice.pipeline_parallel - 1.0) * 0.5
-    return jnp.where(t > 1.0, llm.layers, 0.0) * engine.allreduce_s + hops * engine.allreduce_s, (
-        llm.layers * volume / rate
+    one_s = allreduce_latency_s(curve, t) + engine.allreduce_s
+    token_s, root_s = exchange_s(curve, volume, collective_bytes_per_s(stage.hardware, t))
+    return (
+        jnp.where(t > 1.0, llm.layers, 0.0) * one_s + hops * one_s,
+        jnp.where(t > 1.0, llm.layers, 0.0) * token_s,
+        jnp.where(t > 1.0, llm.layers, 0.0) * root_s,
     )
 
 
-def _alltoall(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array]:
-    """(latency per step, seconds per token) of dispatching to and combining from whole experts on other ranks.
+def _alltoall(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array, Array]:
+    """As `_allreduce`, of dispatching to and combining from whole experts on other ranks.
 
     Dispatch moves 1 byte and combine 2 bytes per element and selected expert.
     """
-    choice = stage.choice
+    choice, curve = stage.choice, stage.hardware.kernels["alltoall"]
     active = (choice.expert_parallel > 1.0) & (choice.data_parallel > 1.0)
     ranks = choice.tensor_parallel * choice.data_parallel
-    rate = collective_bytes_per_s(stage.hardware, ranks) * stage.hardware.alltoall_bandwidth
-    bytes_per_token = 3.0 * llm.experts_active * llm.hidden
-    return (
-        jnp.where(active, llm.moe_layers * engine.alltoall_s, 0.0),
-        jnp.where(active, llm.moe_layers * bytes_per_token / rate, 0.0),
-    )
+    token_bytes = 3.0 * llm.experts_active * llm.hidden
+    token_s, root_s = exchange_s(curve, token_bytes, collective_bytes_per_s(stage.hardware, ranks))
+    layers = jnp.where(active, llm.moe_layers, 0.0)
+    return layers * curve["latency_s"] * engine.alltoall_share, layers * token_s, layers * root_s
+
+
+def _attention_curve(stage: ResolvedStage, llm: LLM, kv_bytes: Array, phase: str) -> Curve:
+    """The curve of this attention: latent or not, of an 8-bit or a 16-bit cache."""
+    kernels, latent, wide = stage.hardware.kernels, llm.latent > 0.5, kv_bytes > 1.5
+
+    def kind(name: str) -> Curve:
+        byte, word = kernels[f"{name}_fp8"], kernels[f"{name}_bf16"]
+        return {key: jnp.where(wide, word[key], byte[key]) for key in word}
+
+    own, mla = kind(f"{phase}_attention"), kind(f"{phase}_mla")
+    return {key: jnp.where(latent, mla.get(key, 0.0), own[key]) for key in own}
 
 
 def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_bytes: Array) -> Coefficients:
     """Coefficients of an attention stage: projections, KV cache, scores and values, one all-reduce a layer."""
     hw, t = stage.hardware, stage.choice.tensor_parallel
-    read = hw.memory_bandwidth_bytes_per_s * hw.weight_bandwidth
-    kv_read = hw.memory_bandwidth_bytes_per_s * hw.kv_bandwidth * kv_shards(stage, llm)
-    decode_rate = t * hw.bf16_flops_per_s * hw.decode_attention
-    prefill_rate = t * hw.bf16_flops_per_s * hw.prefill_attention
-    latency_s, token_s = _allreduce(stage, llm, engine)
-    state_s = 2.0 * 2.0 * llm.state_elements / (t * hw.memory_bandwidth_bytes_per_s * hw.kv_bandwidth)
+    decode = _attention_curve(stage, llm, kv_bytes, "decode")
+    prefill = _attention_curve(stage, llm, kv_bytes, "prefill")
+    peak, bandwidth = hw.bf16_flops_per_s, hw.memory_bandwidth_bytes_per_s
+    cache_bandwidth = bandwidth * kv_shards(stage, llm)
+    latency_s, token_s, root_s = _allreduce(stage, llm, engine)
+    kernels_s = ATTENTION_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"] + decode["latency_s"]
     window_s = smooth_max(
-        llm.window_kv_elements_per_token * kv_bytes / kv_read, llm.window_flops_per_pair / decode_rate
+        read_s(decode, llm.window_kv_elements_per_token * kv_bytes, cache_bandwidth),
+        compute_s(decode, llm.window_flops_per_pair, t * peak),
     )
-    zero = jnp.zeros_like(t)
+    index_pair_s = compute_s(prefill, llm.index_flops_per_pair, t * peak)
+    full_pair_s = pair_s(prefill, llm.prefill_flops_per_pair, llm.head_pair_flops, t * peak)
+    window_pair_s = pair_s(prefill, llm.window_flops_per_pair, llm.head_pair_flops, t * peak)
     return Coefficients(
-        step_s=llm.layers * 0.5 * _layer_overhead_s(stage, engine)
-        + _latent_overhead_s(stage, llm, engine)
+        step_s=_half_layers_s(stage, llm, engine)
+        + llm.layers * llm.mla * engine.latent_layer_s * _slow_host(stage, engine)
+        + llm.layers * kernels_s
         + engine.step_s
         + latency_s,
-        weight_s=llm.attention_weights * stage.attention_bytes / (t * read),
-        token_s=2.0 * llm.attention_weights / (t * stage.attention_flops_per_s),
-        expert_s=zero,
-        expert_token_s=zero,
+        projection_s=llm.attention_weights * stage.attention_bytes / (t * stage.attention_read_bytes_per_s),
+        projection_token_s=2.0 * llm.attention_weights / (t * stage.attention_flops_per_s),
         collective_token_s=token_s,
-        sequence_s=engine.sequence_s + state_s + llm.window_tokens * window_s,
-        context_s=smooth_max(llm.index_elements_per_token * kv_bytes / kv_read, llm.index_flops_per_pair / decode_rate),
-        selected_context_s=smooth_max(
-            llm.kv_elements_per_token * kv_bytes / kv_read, llm.decode_flops_per_pair / decode_rate
+        collective_root_s=root_s,
+        activation_token_s=_activations_s(stage, llm, engine),
+        sequence_s=engine.sequence_s
+        + read_s(decode, 2.0 * 2.0 * llm.state_elements, t * bandwidth)
+        + llm.window_tokens * window_s,
+        context_s=smooth_max(
+            read_s(decode, llm.index_elements_per_token * kv_bytes, cache_bandwidth),
+            compute_s(decode, llm.index_flops_per_pair, t * peak),
         ),
-        prefill_context_s=(llm.kv_elements_per_token + llm.index_elements_per_token) * kv_bytes / kv_read,
-        pair_s=llm.index_flops_per_pair / prefill_rate,
-        selected_pair_s=llm.prefill_flops_per_pair / prefill_rate,
-        window_token_s=(llm.window_tokens * llm.window_flops_per_pair + llm.linear_flops_per_token) / prefill_rate,
+        selected_context_s=smooth_max(
+            read_s(decode, llm.kv_elements_per_token * kv_bytes, cache_bandwidth),
+            compute_s(decode, llm.decode_flops_per_pair, t * peak),
+        ),
+        prefill_context_s=read_s(
+            decode, (llm.kv_elements_per_token + llm.index_elements_per_token) * kv_bytes, cache_bandwidth
+        ),
+        pair_s=index_pair_s,
+        selected_pair_s=full_pair_s,
+        query_s=(llm.window_tokens + prefill["half_keys"]) * window_pair_s
+        + prefill["half_keys"] * full_pair_s
+        + compute_s(prefill, llm.linear_flops_per_token, t * peak),
     )
 
 
@@ -164,31 +222,28 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Arra
     """
     hw, choice = stage.hardware, stage.choice
     t, ranks = choice.tensor_parallel, choice.tensor_parallel * choice.data_parallel
-    read = hw.memory_bandwidth_bytes_per_s * hw.weight_bandwidth
-    imbalance = jnp.where(choice.expert_parallel > 1.0, hw.expert_imbalance, 1.0)
-    expert_read = ranks * hw.memory_bandwidth_bytes_per_s * hw.expert_bandwidth
+    imbalance = jnp.where(choice.expert_parallel > 1.0, engine.expert_imbalance, 1.0)
     expert_share = llm.experts_active / jnp.maximum(llm.experts, 1.0)
-    latency_s, token_s = _allreduce(stage, llm, engine)
-    dispatch_s, dispatch_token_s = (part * (1.0 - apart) for part in _alltoall(stage, llm, engine))
-    weights = llm.dense_weights * stage.dense_bytes + llm.head_weights * stage.head_bytes
-    zero = jnp.zeros_like(t)
+    latency_s, token_s, root_s = _allreduce(stage, llm, engine)
+    dispatch_s, dispatch_token_s, dispatch_root_s = (x * (1.0 - apart) for x in _alltoall(stage, llm, engine))
+    weight_s = llm.dense_weights * stage.dense_bytes / stage.dense_read_bytes_per_s
+    head_s = llm.head_weights * stage.head_bytes / stage.head_read_bytes_per_s
+    routed = llm.moe_layers * llm.experts_active * llm.hidden / choice.expert_parallel
     return Coefficients(
-        step_s=llm.layers * 0.5 * _layer_overhead_s(stage, engine)
-        + llm.moe_layers * engine.moe_layer_s
+        step_s=_half_layers_s(stage, llm, engine)
+        + llm.layers * FFN_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"]
+        + llm.moe_layers * (stage.experts_latency_s + engine.moe_layer_s)
         + latency_s
         + dispatch_s,
-        weight_s=weights / (t * read),
+        weight_s=(weight_s + head_s) / t,
         token_s=2.0 * llm.dense_weights / (t * stage.dense_flops_per_s),
-        expert_s=imbalance * llm.expert_weights * stage.experts_bytes / expert_read,
+        expert_s=imbalance * llm.expert_weights * stage.experts_bytes / (ranks * stage.experts_read_bytes_per_s),
         expert_token_s=imbalance * 2.0 * llm.expert_weights * expert_share / (ranks * stage.experts_flops_per_s),
+        permute_token_s=permute_s(stage.experts_permute_bytes, routed, hw.memory_bandwidth_bytes_per_s),
         collective_token_s=token_s + dispatch_token_s,
+        collective_root_s=root_s + dispatch_root_s,
+        activation_token_s=_activations_s(stage, llm, engine),
         sequence_s=2.0 * llm.head_weights / (t * stage.head_flops_per_s) / choice.data_parallel,
-        context_s=zero,
-        selected_context_s=zero,
-        prefill_context_s=zero,
-        pair_s=zero,
-        selected_pair_s=zero,
-        window_token_s=zero,
     )
 
 
@@ -198,28 +253,33 @@ def expert_hit_share(tokens: Array, llm: LLM) -> Array:
     return -jnp.expm1(tokens * jnp.log1p(-miss))
 
 
-def decode_attention(side: Coefficients, llm: LLM, sequences: Array, rank_sequences: Array, context: Array) -> StepTime:
-    """Attention of one decode step of an engine with `sequences` of `context` tokens, `rank_sequences` of them on each
-    data-parallel rank."""
-    cached = side.context_s * context + side.selected_context_s * jnp.minimum(context, llm.sparse_topk)
-    return StepTime(
-        products_s=smooth_max(side.weight_s, side.token_s * rank_sequences),
-        experts_s=jnp.zeros_like(rank_sequences),
-        attention_s=rank_sequences * cached,
-        collective_s=side.collective_token_s * rank_sequences,
-        overhead_s=side.step_s + side.sequence_s * sequences,
-    )
+def _roofline(read_s: Array | None, compute_s: Array | None, passes: Array | float, tokens: Array) -> Array:
+    """Products of `tokens` in passes that each read the weights; nothing where the stage has none."""
+    if read_s is None or compute_s is None:
+        return jnp.zeros_like(tokens)
+    return smooth_max(read_s * passes, compute_s * tokens)
 
 
-def decode_ffn(side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array) -> StepTime:
-    """Feed-forward layers of one decode step of an engine: `tokens` reach its experts, `rank_tokens` of them each
-    data-parallel rank."""
+def _linear(*terms: tuple[Array | None, Array]) -> Array:
+    """The sum of those products whose coefficient the stage has."""
+    found = jnp.zeros_like(terms[0][1])
+    for coefficient, amount in terms:
+        found = found if coefficient is None else found + coefficient * amount
+    return found
+
+
+def decode_time(side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array, context: Array) -> StepTime:
+    """One decode step of an engine (of both stages, or one of them) for `tokens` sequences of `context` tokens each,
+    `rank_tokens` of them on each data-parallel rank."""
+    read_s = None if side.expert_s is None else side.expert_s * expert_hit_share(tokens, llm)
+    cached = _linear((side.context_s, context), (side.selected_context_s, jnp.minimum(context, llm.sparse_topk)))
+    products_s = _roofline(side.projection_s, side.projection_token_s, 1.0, rank_tokens)
     return StepTime(
-        products_s=smooth_max(side.weight_s, side.token_s * rank_tokens),
-        experts_s=smooth_max(side.expert_s * expert_hit_share(tokens, llm), side.expert_token_s * tokens),
-        attention_s=jnp.zeros_like(tokens),
-        collective_s=side.collective_token_s * rank_tokens,
-        overhead_s=side.step_s + side.sequence_s * tokens,
+        products_s=products_s + _roofline(side.weight_s, side.token_s, 1.0, rank_tokens),
+        experts_s=_roofline(read_s, side.expert_token_s, 1.0, tokens) + _linear((side.permute_token_s, tokens)),
+        attention_s=rank_tokens * cached,
+        collective_s=side.collective_token_s * rank_tokens + side.collective_root_s * jnp.sqrt(rank_tokens),
+        overhead_s=side.step_s + side.sequence_s * tokens + side.activation_token_s * rank_tokens,
     )
 
 
@@ -228,40 +288,39 @@ def prefill_chunks(tokens: Array, token_budget: Array) -> Array:
     return jnp.maximum(tokens / jnp.maximum(token_budget, 1.0), 1.0)
 
 
-def prefill_attention(
-    side: Coefficients, llm: LLM, tokens: Array, pairs: Array, context: Array, passes: Array
+def prefill_time(
+    side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array, pairs: Array, context: Array, passes: Array
 ) -> StepTime:
-    """Attention of one call's prefill in so many passes: `tokens` uncached tokens with `pairs` query-key pairs in a
-    prompt of `context` tokens. Every pass reads the weights and the KV cache before it."""
+    """Prefill of one call on an engine of both stages, or one of them.
+
+    It has `tokens` uncached tokens (`rank_tokens` on a data-parallel rank) with `pairs` query-key pairs in a prompt of
+    `context` tokens. Every pass reads the weights, the experts it hits and the KV cache before it.
+    """
+    read_s = None if side.expert_s is None else side.expert_s * expert_hit_share(tokens / passes, llm)
     selected = jnp.minimum(pairs, tokens * llm.sparse_topk)
+    products_s = _roofline(side.projection_s, side.projection_token_s, passes, rank_tokens)
     return StepTime(
-        products_s=smooth_max(side.weight_s * passes, side.token_s * tokens),
-        experts_s=jnp.zeros_like(tokens),
-        attention_s=side.pair_s * pairs
-        + side.selected_pair_s * selected
-        + side.window_token_s * tokens
-        + side.prefill_context_s * context * passes,
-        collective_s=side.collective_token_s * tokens,
-        overhead_s=side.step_s * passes + side.sequence_s,
+        products_s=products_s + _roofline(side.weight_s, side.token_s, passes, rank_tokens),
+        experts_s=_roofline(read_s, side.expert_token_s, passes, tokens) + _linear((side.permute_token_s, tokens)),
+        attention_s=_linear(
+            (side.pair_s, pairs),
+            (side.selected_pair_s, selected),
+            (side.query_s, tokens),
+            (side.prefill_context_s, context * passes),
+        ),
+        collective_s=side.collective_token_s * rank_tokens
+        + side.collective_root_s * jnp.sqrt(jnp.maximum(rank_tokens, 1.0) * passes),
+        overhead_s=side.step_s * passes + side.activation_token_s * rank_tokens + side.sequence_s,
     )
 
 
-def prefill_ffn(side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array, passes: Array) -> StepTime:
-    """Feed-forward layers of one call's prefill in so many passes, each of which reads the weights and the experts it
-    hits; `tokens` on the engine, `rank_tokens` of them on a data-parallel rank."""
-    hit = expert_hit_share(tokens / passes, llm)
-    return StepTime(
-        products_s=smooth_max(side.weight_s * passes, side.token_s * rank_tokens),
-        experts_s=smooth_max(side.expert_s * hit * passes, side.expert_token_s * tokens),
-        attention_s=jnp.zeros_like(tokens),
-        collective_s=side.collective_token_s * rank_tokens,
-        overhead_s=side.step_s * passes + side.sequence_s,
-    )
+def prefill_marginal(side: Coefficients, llm: LLM, share: Array, rank_share: Array) -> tuple[Array, Array]:
+    """(seconds per token, seconds per pair) of a prefill so large that weight traffic vanishes beside arithmetic.
 
-
-def prefill_marginal(side: Coefficients, llm: LLM) -> tuple[Array, Array]:
-    """(seconds per token, seconds per pair) that a stage adds to a prefill so large that weight traffic vanishes beside
-    arithmetic."""
-    token_s = side.token_s + side.expert_token_s + side.collective_token_s + side.window_token_s
-    dense = jnp.where(llm.sparse_topk < llm.max_context, 0.0, side.selected_pair_s)
-    return token_s, side.pair_s + dense
+    Of each token `share` goes through an engine, `rank_share` through each of its data-parallel ranks.
+    """
+    token_s = _linear((side.expert_token_s, share), (side.permute_token_s, share), (side.query_s, share))
+    ranked = (side.projection_token_s, side.token_s, side.collective_token_s, side.activation_token_s)
+    token_s = token_s + _linear(*((coefficient, rank_share) for coefficient in ranked))
+    dense = jnp.where(llm.sparse_topk < llm.max_context, 0.0, 1.0)
+    return token_s, _linear((side.pair_s, share), (side.selected_pair_s, dense * share))

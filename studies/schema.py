@@ -16,6 +16,7 @@ from breakeven.optimizer.front import OBJECTIVES
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Dollars = Annotated[float, Field(ge=0, le=1e12)]
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 MAX_VALUES = 1000
 
@@ -69,6 +70,7 @@ class SpaceChoices(PoolChoices):
 
     topologies: Names = Field(default_factory=lambda: list(TOPOLOGIES))
     kv: Names = "bf16"
+    kv_tiers: Named = "none"
     links: Named = "ib-ndr-400"
     routing: Names = "affinity"
     shared: PoolChoices = PoolChoices()
@@ -121,6 +123,13 @@ class Arrivals(_Strict):
     cv: Annotated[float, Field(gt=0, le=20)]
 
 
+class SpotFields(_Strict):
+    """What interruptions cost on spot: accelerators held beside those that are away."""
+
+    interruptions_per_month: Annotated[float, Field(ge=0, le=1e5)] = 0.15  # AWS advisor, p5: 10 to 20 % a month
+    recovery_s: Annotated[float, Field(ge=0, le=1e7)] = 900.0  # until a replacement serves; an assumption
+
+
 class PriceFields(_Strict):
     """Which price of the catalogue applies, and one's own prices per accelerator and hour."""
 
@@ -129,7 +138,9 @@ class PriceFields(_Strict):
     own: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict)
     skypilot: str | None = None
     whole_instances: bool = False
-    pool_usd_per_month: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    pool_usd_per_month: Dollars = 0.0  # running cost of each pool beyond the first
+    second_kind_usd_per_month: Dollars = 0.0  # and of each kind of accelerator beyond the first
+    spot: SpotFields = SpotFields()
 
 
 class Limits(_Strict):
@@ -138,6 +149,17 @@ class Limits(_Strict):
     budget_usd_per_hour: Positive | None = None
     max_power_kw: Positive | None = None
     inventory: dict[str, Annotated[int, Field(ge=0, le=10_000_000)]] | None = None
+
+
+class EconomicsFields(_Strict):
+    """Owning instead of renting, what a split must bring, what a solved task is, and an API to compare with."""
+
+    ownership: str | dict[str, Any] | None = None  # a profile of ownership.toml, or a variation
+    split_one_off_usd: Dollars = 0.0  # engineering until a split runs
+    horizon_months: Annotated[float, Field(gt=0, le=1200)] = 36.0
+    discount_rate: Share = 0.10  # per year
+    success_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # sessions that solve their task
+    api: str | dict[str, Any] | None = None  # a row of api_prices.toml, or prices per million tokens
 
 
 class SearchFields(_Strict):
@@ -157,6 +179,13 @@ class Power(_Strict):
     pue: Annotated[float, Field(ge=1, le=5)] = 1.3
 
 
+class CatalogChanges(_Strict):
+    """Numbers of catalogue rows that this study sees differently, by id: fields as in a variation of the row."""
+
+    accelerators: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    links: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
 class StudyFile(_Strict):
     """A study file, as written."""
 
@@ -170,8 +199,10 @@ class StudyFile(_Strict):
     slo: SloFields
     space: SpaceChoices
     prices: PriceFields = PriceFields()
+    catalog: CatalogChanges = CatalogChanges()
     limits: Limits = Limits()
     power: Power = Power()
+    economics: EconomicsFields = EconomicsFields()
     objectives: Annotated[list[str], Field(min_length=2, max_length=4)] = Field(
         default_factory=lambda: ["cost_per_hour_usd", "slo_attainment"]
     )
@@ -226,7 +257,12 @@ def set_path(data: dict[str, Any], assignment: str) -> None:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
         raise InputError("--set", assignment, "VALUE must be YAML") from None
-    *parents, last = path.split(".")
+    set_value(data, path, value)
+
+
+def set_value(data: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value at a dotted path of nested mappings and lists, in place."""
+    *parents, last = split_path(path)
     node: Any = data
     for i, key in enumerate(parents):
         if isinstance(node, list):
@@ -236,11 +272,28 @@ def set_path(data: dict[str, Any], assignment: str) -> None:
                 node[key] = {_main_field(key): node[key]} if isinstance(node.get(key), str) else {}
             node = node[key]
         else:
-            raise InputError("--set", assignment, f"{'.'.join(parents[: i + 1])} is no mapping")
+            raise InputError("--set", path, f"{'.'.join(parents[: i + 1])} is no mapping")
     if isinstance(node, list):
         node[_index(last, node, path)] = value
+    elif isinstance(node, dict):
+        if isinstance(node.get(last), dict) and "bound" in node[last] and not isinstance(value, dict):
+            node[last] = {**node[last], "bound": value}  # an SLO's bound keeps its fraction
+        else:
+            node[last] = value
     else:
-        node[last] = value
+        raise InputError("--set", path, f"{'.'.join(parents)} is no mapping")
+
+
+def split_path(path: str) -> list[str]:
+    """The steps of a dotted path; `links.ID.FIELD` and `accelerators.ID.FIELD` are rows of the catalogue.
+
+    >>> split_path("links.cxl-2.0-x8.bandwidth")
+    ['catalog', 'links', 'cxl-2.0-x8', 'bandwidth']
+    """
+    steps = path.removeprefix("catalog.").split(".")
+    if steps[0] in ("links", "accelerators") and len(steps) > 2:
+        return ["catalog", steps[0], ".".join(steps[1:-1]), steps[-1]]
+    return path.split(".")
 
 
 def _main_field(key: str) -> str:

@@ -1,6 +1,7 @@
 """A study: the file's words resolved into a space, a workload, an SLO and a catalogue, ready to be searched."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,13 +13,16 @@ import numpy as np
 
 from breakeven.models.architecture import Architecture
 from breakeven.models.attainment import Bound, Slo
+from breakeven.models.business_case import ApiPrice, api_price
 from breakeven.models.catalog import table
-from breakeven.models.hardware import Accelerator, accelerator, link
+from breakeven.models.hardware import Accelerator, Link, accelerator, link
 from breakeven.models.inputs import InputError, known_fields, number, pick
 from breakeven.models.llm import LLM, llm
+from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownership
 from breakeven.models.prices import Prices, read_skypilot
 from breakeven.models.sessions import SessionSpec, sample_sessions, session_spec
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
+from breakeven.models.tiers import stack
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
@@ -44,7 +48,7 @@ from breakeven.studies.schema import (
 )
 
 UNLIMITED = 1e12
-HOURS_PER_MONTH = 730.0
+_sampled = functools.lru_cache(maxsize=4)(sample_sessions)  # studies of one workload draw the same sessions
 _COUNTS = ("tensor_parallel", "data_parallel", "pipeline_parallel", "replicas", "max_batch", "token_budget")
 
 
@@ -85,7 +89,7 @@ class Study:
 
     def check(self) -> None:
         """Resolve everything that a name can get wrong."""
-        _ = self.catalog, self.workload, self.space
+        _ = self.catalog, self.workload, self.space, self.api_price
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -114,13 +118,28 @@ class Study:
         found: dict[str, Accelerator] = {}
         for prefix, choices in (("space", space), *self._overrides()):
             for i, spec in enumerate(_listed(choices.accelerators or [])):
-                row = accelerator(spec, f"{prefix}.accelerators.{i}")
+                row = self._row(accelerator, spec, f"{prefix}.accelerators.{i}", self.written.catalog.accelerators)
                 if row.id in found and found[row.id] != row:
                     raise InputError(f"{prefix}.accelerators.{i}.name", row.id, "a name of its own: it is taken")
                 found[row.id] = row
         if not found:
             raise InputError("space.accelerators", None, "at least one accelerator")
+        for key in self.written.catalog.accelerators:
+            pick(f"accelerators.{key}", key, found)
         return tuple(found.values())
+
+    @staticmethod
+    def _row(read: Any, spec: Any, field: str, changes: dict[str, dict[str, Any]]) -> Any:
+        """A catalogue row as this study sees it; a fault in a change names the change."""
+        row = read(spec, field)
+        if row.id not in changes:
+            return row
+        try:
+            return read(spec, field, changes[row.id])
+        except InputError as error:
+            kind = "links" if isinstance(row, Link) else "accelerators"
+            own = f"{kind}.{row.id}{error.field.removeprefix(field)}"
+            raise InputError(own, error.value, error.allowed, error.file) from None
 
     def _overrides(self) -> list[tuple[str, PoolChoices]]:
         space = self.written.space
@@ -137,8 +156,12 @@ class Study:
             pick("space.weights", name, data["weights"])
         for name in kv:
             pick("space.kv", name, data["kv"])
-        links = [link(spec, f"space.links.{i}") for i, spec in enumerate(_listed(space.links))]
-        return Names(self.accelerators, tuple(links), weights, kv)
+        changes = self.written.catalog.links
+        links = [self._row(link, spec, f"space.links.{i}", changes) for i, spec in enumerate(_listed(space.links))]
+        for key in changes:
+            pick(f"links.{key}", key, [row.id for row in links])
+        tiers = [stack(spec, f"space.kv_tiers.{i}") for i, spec in enumerate(_listed(space.kv_tiers))]
+        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers))
 
     def _pool_domain(self, role: str) -> PoolDomain:
         space = self.written.space
@@ -169,6 +192,7 @@ class Study:
             decode=self._pool_domain("decode"),
             kv=_unique(_listed(choices.kv)),
             links=_unique([row.id for row in self.names.links]),
+            kv_tiers=_unique([row.id for row in self.names.tiers]),
             routing=_unique(_listed(choices.routing)),
         )
         space = build_space(domains, self.names, self.architecture)
@@ -194,6 +218,8 @@ class Study:
             LLM.from_architecture(self.architecture),
             self._engine(),
             self._economy(),
+            [0.0 if bill is None else bill.electricity for bill in self.bills],
+            self.names.tiers,
         )
 
     def _engine(self) -> Engine:
@@ -206,7 +232,8 @@ class Study:
 
     @cached_property
     def prices_usd_per_hour(self) -> tuple[float, ...]:
-        """Price of each accelerator, in the order of `accelerators`."""
+        """Price of each accelerator, in the order of `accelerators`; of an owned one what it costs beside its
+        electricity. Spot prices include the accelerators that stand in for those taken away."""
         prices = self.written.prices
         for key in prices.own:
             pick(f"prices.own.{key}", key, self.names.accelerator_ids)
@@ -214,7 +241,38 @@ class Study:
         if prices.skypilot is not None:
             rows = read_skypilot(Path(self.file).parent / prices.skypilot).rows
         chosen = Prices(prices.term, prices.provider, prices.own, rows)
-        return tuple(chosen.usd_per_hour(a) for a in self.accelerators)
+        away = prices.spot.interruptions_per_month * prices.spot.recovery_s / (HOURS_PER_MONTH * 3600.0)
+        if away >= 1.0:
+            raise InputError("prices.spot", away, "interruptions_per_month × recovery_s below a month")
+        changed = self.written.catalog.accelerators
+        spare = 1.0 / (1.0 - away) if prices.term == "spot" else 1.0
+
+        def price(accelerator: Accelerator, bill: Bill | None) -> float:
+            if bill is not None:
+                return bill.fixed
+            if accelerator.id in prices.own:
+                return chosen.usd_per_hour(accelerator) * changed.get(accelerator.id, {}).get("price", 1.0)
+            return chosen.usd_per_hour(accelerator) * spare
+
+        return tuple(price(a, bill) for a, bill in zip(self.accelerators, self.bills, strict=True))
+
+    @cached_property
+    def ownership(self) -> Ownership | None:
+        """Who owns the accelerators, if they are not rented."""
+        spec = self.written.economics.ownership
+        return None if spec is None else ownership(spec, "economics.ownership")
+
+    @cached_property
+    def bills(self) -> tuple[Bill | None, ...]:
+        """What owning each accelerator costs; None where it is rented or has a price of the study's own."""
+        owner, own = self.ownership, self.written.prices.own
+        return tuple(None if owner is None or a.id in own else owner.bill(a) for a in self.accelerators)
+
+    @cached_property
+    def api_price(self) -> ApiPrice | None:
+        """The API that self-hosting is compared with, if the study names one."""
+        spec = self.written.economics.api
+        return None if spec is None else api_price(spec, "economics.api")
 
     def _economy(self) -> Economy:
         written = self.written
@@ -222,10 +280,12 @@ class Study:
         values = {
             "whole_instances": float(prices.whole_instances),
             "pool_usd_per_hour": prices.pool_usd_per_month / HOURS_PER_MONTH,
+            "second_kind_usd_per_hour": prices.second_kind_usd_per_month / HOURS_PER_MONTH,
             "idle_power_share": power.idle_share,
             "power_overhead": power.pue,
             "budget_usd_per_hour": limits.budget_usd_per_hour or UNLIMITED,
             "max_power_w": (limits.max_power_kw or UNLIMITED) * 1e3,
+            "success_rate": written.economics.success_rate,
         }
         return Economy(**{name: jnp.float32(value) for name, value in values.items()})
 
@@ -290,4 +350,4 @@ class Study:
             replayed = self.recorded.sessions(context)
             return Simulator(evaluator or self.evaluator(), lambda _: replayed)
         spec = self.session_spec
-        return Simulator(evaluator or self.evaluator(), lambda sessions: sample_sessions(spec, sessions, 1, context))
+        return Simulator(evaluator or self.evaluator(), lambda sessions: _sampled(spec, sessions, 1, context))

@@ -50,14 +50,16 @@ def test_step_times_are_those_of_the_model(llm: str, depth: int, ranks: int) -> 
         n = batch / depth
         simulated = decode_s(speed, n, n * context, n * min(context, speed.sparse_topk))
         one, p, d, b, c = (jnp.array([float(x)]) for x in (1.0, depth, ranks, batch, context))
-        expected = decode_step(Bundle(*found.decode, one, p, d, None), made.catalog.llm, b, c).total_s[0]
+        attention, ffn = found.decode
+        expected = decode_step(Bundle(attention, ffn, one, p, d, None), made.catalog.llm, b, c).total_s[0]
         assert simulated == pytest.approx(float(expected), rel=1e-4)
     for tokens, context in ((50.0, 5_000.0), (4_000.0, 4_000.0)):
         pairs = tokens * (context - 0.5 * tokens)
         selected = min(pairs, tokens * speed.sparse_topk)
         simulated = mixed_s(speed, 0.0, 0.0, 0.0, tokens, pairs, selected, context, 1, 1.0)
         u, q, c = (jnp.array([[x]]) for x in (tokens, pairs, context))
-        whole = Bundle(*found.prefill, jnp.ones(1), jnp.ones(1), jnp.ones(1), None)
+        attention, ffn = found.prefill
+        whole = Bundle(attention, ffn, jnp.ones(1), jnp.ones(1), jnp.ones(1), None)
         expected = prefill_call(whole, made.catalog.llm, u, q, c, jnp.array([8192.0])).alone.total_s[0, 0]
         assert simulated == pytest.approx(float(expected), rel=1e-4)
 
