@@ -130,15 +130,30 @@ def slowest_of(count: Array) -> Array:
 
 
 def bundle(
-    resolved: Resolved, catalog: Catalog, attention: ResolvedStage, ffn: ResolvedStage, count: Array, context_sd: Array
+    resolved: Resolved,
+    catalog: Catalog,
+    attention: ResolvedStage,
+    ffn: ResolvedStage,
+    count: Array,
+    context_sd: Array,
+    pace: Array | None = None,
 ) -> Bundle:
-    """The bundle of an attention and a feed-forward stage of one phase, of which there are `count`; sequences that
-    decode on it differ in length by a standard deviation of `context_sd` tokens."""
+    """The bundle of an attention and a feed-forward stage of one phase, of which there are `count`.
+
+    Sequences that decode on it differ in length by a standard deviation of `context_sd` tokens. `pace` is the measured
+    time of both sides over the model's.
+    """
     llm, engine, choice = catalog.llm, catalog.engine, attention.choice
     split = _split(resolved, llm, attention, ffn, count, context_sd)
+    sides = (
+        attention_coefficients(attention, llm, engine, resolved.kv_bytes_per_element),
+        ffn_coefficients(ffn, llm, engine, 0.0 if split is None else split.apart),
+    )
+    if pace is not None:
+        sides = jax.tree.map(lambda leaf: leaf * pace, sides)
     return Bundle(
-        attention=attention_coefficients(attention, llm, engine, resolved.kv_bytes_per_element),
-        ffn=ffn_coefficients(ffn, llm, engine, 0.0 if split is None else split.apart),
+        attention=sides[0],
+        ffn=sides[1],
         count=count,
         pipeline_parallel=choice.pipeline_parallel,
         data_parallel=choice.data_parallel,
