@@ -78,6 +78,7 @@ class Doubts(NamedTuple):
     few_prefill_engines: Array  # one or two, with a heavy-tailed prompt
     cache_unsettled: Array  # a surge of sessions tips it over for good, or the fixed point was not reached
     cache_short: Array  # more than 2 % of continued calls lose their prefix
+    sides_apart: Array  # attention apart from feed-forward layers, which is not simulated
 
 
 class Performance(NamedTuple):
@@ -474,7 +475,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
             money,
             catalog,
         ),
-        doubts=_doubts(pools, state, point, decode_use, waits, tipped),
+        doubts=_doubts(resolved, pools, state, point, decode_use, waits, tipped),
     )
 
 
@@ -525,8 +526,19 @@ def limits_broken(
     )
 
 
+def _sides_apart(resolved: Resolved) -> Array:
+    pa, pf, da, df = (s.choice.pool for s in resolved.stages[1:])
+    return (pa != pf) | (da != df)
+
+
 def _doubts(
-    pools: Pools, state: State, point: OperatingPoint, decode_use: Array, waits: CallWaits, tipped: Array
+    resolved: Resolved,
+    pools: Pools,
+    state: State,
+    point: OperatingPoint,
+    decode_use: Array,
+    waits: CallWaits,
+    tipped: Array,
 ) -> Doubts:
     service_cv2 = point.service.second / (point.service.first**2 + TINY) - 1.0
     moved = jnp.abs(point.state.batch / state.batch - 1.0) > 0.05
@@ -538,4 +550,5 @@ def _doubts(
         few_prefill_engines=(pools.shared <= 0.0) & (pools.prefill_replicas <= 2.0) & (service_cv2 > 4.0),
         cache_unsettled=tipped | moved,
         cache_short=state.miss > 0.02,
+        sides_apart=_sides_apart(resolved),
     )

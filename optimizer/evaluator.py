@@ -171,6 +171,7 @@ DOUBTS = {
     "few_prefill_engines": "one or two prefill engines under heavy-tailed prompts",
     "cache_unsettled": "a surge of sessions overturns the prefix cache for good",
     "cache_short": "more than 2 % of the prefixes evicted",
+    "sides_apart": "attention and feed-forward layers apart, which is not simulated",
 }
 
 

@@ -51,6 +51,9 @@ def simulate_deployment(
     study = deployed.study
     evaluator = study.evaluator()
     ready = study.simulator(evaluator).ready(np.array([0], np.int64))[0]
+    if ready["doubt_sides_apart"]:
+        name = study.space.families[0].topology.name
+        raise InputError("deployment.topology", name, "a topology whose attention and feed-forward layers share a pool")
     if not ready.fits:
         reason = table(evaluator, np.array([0], np.int64))["reason"].iloc[0]
         raise InputError("deployment", deployed.title, f"one that fits: {reason}")
