@@ -11,7 +11,8 @@ from breakeven.studies.axes import Axis, unit
 from breakeven.studies.figures import short
 from breakeven.studies.optima import SHARED
 from breakeven.studies.payoff import PayoffMap
-from breakeven.studies.result import records
+from breakeven.studies.result import describe, records
+from breakeven.studies.sensitivity import Sensitivity
 from breakeven.studies.solve import BreakEven, Solved
 from breakeven.studies.study import Study
 from breakeven.studies.sweep import Sweep
@@ -163,6 +164,63 @@ def _crossing(point: BreakEven, axis: Axis) -> str:
         f"The split pays {word} {_value(point.value, axis.path)} "
         f"(between {point.low:.5g} and {point.high:.5g}): cost ratio {sides}({point.winner_high} cheapest) above."
     )
+
+
+def show_sensitivity(found: Sensitivity, console: Console) -> None:
+    """Print what moves attainment and cost most, what flips the winner, and how sure the fit makes the answer."""
+    row, table = found.row, found.table
+    _say(
+        console,
+        f"{found.title}: {describe(row)} ({row['topology']}), {row['cost_per_hour_usd']:,.2f} USD per hour, attainment "
+        f"{row['slo_attainment']:.2%}.",
+    )
+    order = table["attainment_points_per_percent"].abs() + table["cost_elasticity"].abs()
+    flips = table[["flips_below", "flips_above"]].notna().any(axis=1)
+    shown = table.loc[order.sort_values(ascending=False).index[:MOST_INPUTS].union(table.index[flips])]
+    out = Table(title="1 % more of", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    out.add_column("")
+    for heading in ("attainment, points", "cost, %", "cost at the same attainment, %", "flips the winner at"):
+        out.add_column(heading, justify="right")
+    for each in records(shown.reindex(order.loc[shown.index].sort_values(ascending=False).index)):
+        held = each["cost_elasticity_at_attainment"]
+        out.add_row(
+            each["input"],
+            f"{each['attainment_points_per_percent']:+.3f}",
+            f"{each['cost_elasticity']:+.2f}",
+            f"{held:+.2f}" if np.isfinite(held) else "size does not help",
+            _flip(each),
+        )
+    console.print(out)
+    _say(console, _most_by_sobol(table, np.isfinite(found.ratio)))
+    if np.isfinite(found.ratio):
+        fit, missed = found.boot["coefficients"], found.boot["coefficients and misses"]
+        _say(
+            console,
+            f"The best split costs {found.ratio:.3f} times the best other; with the calibration resampled "
+            f"{fit['cost_ratio_p05']:.3f} to {fit['cost_ratio_p95']:.3f} (5 to 95 %), and it pays in "
+            f"{fit['split_pays']:.0%} of the draws; in {missed['split_pays']:.0%} with what the model misses on unseen "
+            f"hardware.",
+        )
+    for note in found.notes:
+        _say(console, note)
+
+
+MOST_INPUTS = 16
+
+
+def _flip(each: dict[str, Any]) -> str:
+    parts = [f"× {each[name]:.2f}" for name in ("flips_below", "flips_above") if np.isfinite(each[name])]
+    return ", ".join(parts)
+
+
+def _most_by_sobol(table: pd.DataFrame, both: bool) -> str:
+    output = "cost_ratio" if both else "slo_attainment"
+    known = table.dropna(subset=[f"sobol_total_{output}"]).sort_values(f"sobol_total_{output}", ascending=False)
+    if known.empty:
+        return "Over the stated ranges the decision does not vary."
+    words = "the cost ratio" if both else "attainment"
+    first = ", ".join(f"{r['input']} {r[f'sobol_total_{output}']:.0%}" for r in records(known.head(4)))
+    return f"Of the variance of {words} over the stated ranges, with interactions: {first}."
 
 
 def _ratio(value: float) -> str:
