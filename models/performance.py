@@ -26,6 +26,7 @@ from breakeven.models.operating_point import (
     operating_point,
 )
 from breakeven.models.queueing import Moments, Wait, autocorrelation_share
+from breakeven.models.reload import continued_share, reload
 from breakeven.models.settle import Closed, closed_with_derivatives, settle, settle_closed, warm, with_derivatives
 from breakeven.models.steps import (
     Coefficients,
@@ -58,6 +59,7 @@ class Violations(NamedTuple):
     prefill: Array
     decode: Array
     link: Array
+    tiers: Array
     budget: Array
     power: Array
     inventory: Array
@@ -88,6 +90,7 @@ class Performance(NamedTuple):
     decode_step: StepTime
     prefill_call: StepTime  # of the mean call that finds its prefix
     admission: Wait
+    reload: Wait  # for the prefix from the tiers below HBM
     fleet: Fleet
     violations: Violations
     doubts: Doubts
@@ -196,6 +199,9 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
     contexts = jnp.concatenate([hit.context, jnp.broadcast_to(workload.missed.context, hit.context.shape)], axis=-1)
     transfer_s = kv_transfer_s(resolved, catalog, contexts)
     nodes = hit.weight.shape[-1]
+    prefill_latency_s = jnp.sum(hit.weight * hit_latency_s, -1)
+    lost_latency_s = jnp.sum(workload.missed.weight * missed_latency_s, -1)
+    recompute_s = (lost_latency_s - prefill_latency_s) / continued_share(workload)
     pools = Pools(
         attention=decode[0],
         ffn=decode[1],
@@ -204,8 +210,8 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         resident_chunks=_mean_chunks(hit, budget),
         missed_chunks=_mean_chunks(workload.missed, budget),
         marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs,
-        prefill_latency_s=jnp.sum(hit.weight * hit_latency_s, -1),
-        missed_latency_s=jnp.sum(workload.missed.weight * missed_latency_s, -1),
+        prefill_latency_s=prefill_latency_s,
+        missed_latency_s=lost_latency_s,
         prefill_memory=pool_memory(resolved, p, llm, engine, workload.mean_prompt),
         decode_memory=pool_memory(resolved, d, llm, engine, workload.decode_context),
         prefill_replicas=p.choice.replicas,
@@ -224,8 +230,14 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         request_s=(engine.request_s + engine.request_token_s * workload.mean_prompt) * jnp.ones_like(split),
         reserve_tokens=workload.decode_context
         + (engine.reserve_output_share - 0.5) * workload.mean_output * jnp.ones_like(split),
+        reload=reload(resolved, hit, workload, llm, recompute_s),
     )
     return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
+
+
+def pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> Pools:
+    """The pools of each candidate, before any load."""
+    return _build(resolved, workload, catalog)[0]
 
 
 def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, State, Array]:
@@ -385,8 +397,9 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         decode_step=decode_step_at(pools, catalog.llm, state.batch, workload.decode_context),
         prefill_call=prefill.terms,
         admission=waits.admission,
+        reload=waits.reload,
         fleet=money,
-        violations=_violations(resolved, pools, workload, point, decode_use, waits.link_utilization, money, catalog),
+        violations=_violations(resolved, pools, workload, point, decode_use, waits, money, catalog),
         doubts=_doubts(pools, state, point, decode_use, waits, tipped),
     )
 
@@ -403,7 +416,7 @@ def _violations(
     workload: Workload,
     point: OperatingPoint,
     decode_use: Array,
-    link_use: Array,
+    waits: CallWaits,
     money: Fleet,
     catalog: Catalog,
 ) -> Violations:
@@ -417,7 +430,8 @@ def _violations(
         kv_cache=workload.max_tokens / jnp.maximum(room, 1.0) - 1.0,
         prefill=point.prefill_utilization - 1.0,
         decode=decode_use - 1.0,
-        link=link_use - 1.0,
+        link=waits.link_utilization - 1.0,
+        tiers=waits.reload_utilization - 1.0,
         budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,
         power=money.power_w / economy.max_power_w - 1.0,
         inventory=money.inventory_excess,

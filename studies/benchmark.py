@@ -111,7 +111,7 @@ def _deployment(point: Point) -> Deployment:
     first, last = _stage(point, point.layouts[0], 0.0), _stage(point, point.layouts[-1], len(point.layouts) - 1.0)
     zero = _row_number(0)
     kv = _row_number(KV.index(point.kv))
-    return Deployment(first, first, first, last, last, kv=kv, link=zero, balanced=np.float32([1.0]))  # type: ignore
+    return Deployment(first, first, first, last, last, kv=kv, kv_tiers=zero, link=zero, balanced=np.float32([1.0]))  # type: ignore
 
 
 def _economy() -> Economy:

@@ -37,7 +37,7 @@ def run(
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
     from breakeven.studies.console import progress_bar, screen, show_result
-    from breakeven.studies.report import write_report
+    from breakeven.studies.report import write_explanation, write_report
     from breakeven.studies.run import remember_compiled
     from breakeven.studies.run import run as run_study
     from breakeven.studies.study import Study
@@ -51,9 +51,12 @@ def run(
         result = run_study(loaded, progress, storage, verifying)
     result.save(folder)
     _draw(folder)
-    write_report(result, folder)
+    write_explanation(result, folder)
+    write_report(folder)
     show_result(result, screen())
-    typer.echo(f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html")
+    typer.echo(
+        f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html, report.md"
+    )
     if result.interrupted:
         typer.echo("Interrupted: this is what was found until then.", err=True)
         return INTERRUPTED
@@ -86,6 +89,16 @@ def _draw(folder: Path) -> None:
     best = records(tables[0])[0] if len(tables[0]) else None
     simulated = pd.concat(tables).drop_duplicates("candidate") if set(SIMULATED) <= set(tables[0]) else None
     pareto(evaluations, best, record, folder / "pareto.png", pair, simulated)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")]) -> int:
+    """Write report.html and report.md again, with what other commands have added to the folder since."""
+    from breakeven.studies.report import write_report
+
+    write_report(folder)
+    typer.echo(f"Written: {folder / 'report.html'}, {folder / 'report.md'}")
+    return 0
 
 
 @app.command()
@@ -138,17 +151,17 @@ def simulate(
     if perfetto:
         writable(perfetto.parent)
     remember_compiled()
-    report = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
-    show_simulation(report, screen())
+    found = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
+    show_simulation(found, screen())
     if folder:
         from breakeven.studies.latency_plot import latency
 
-        frame = calls_frame(report.replications)
+        frame = calls_frame(found.replications)
         frame.to_parquet(folder / "calls.parquet", index=False)
-        latency(frame, report.seconds, report.title, folder / "latency.png")
+        latency(frame, found.seconds, found.title, folder / "latency.png")
         typer.echo(f"Written to {folder}{os.sep}: calls.parquet, latency.png")
     if perfetto:
-        write_trace(report.replications.runs[0], perfetto)
+        write_trace(found.replications.runs[0], perfetto)
         typer.echo(f"Written: {perfetto}; open it at https://ui.perfetto.dev")
     return 0
 
@@ -242,23 +255,38 @@ def _write(text: str, path: Path, option: str) -> None:
 
 @app.command()
 def calibrate(
-    measured: MeasuredArgument,
+    measured: Annotated[
+        list[Path],
+        typer.Argument(metavar="KERNELS...|MEASURED.csv", help="Tables of kernels or their folder; or serving points."),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Write efficiency.toml, engines.toml and left_out.csv there.")
+        Path | None, typer.Option(help="Write kernels.toml or engines.toml there, and a table of errors.")
     ] = None,
     labels: LabelsOption = None,
     folds: Annotated[int, typer.Option(help="Folds of (model, accelerator) combinations; 0: each on its own.")] = 0,
 ) -> int:
-    """Fit engine overheads and achieved shares to measured points, and judge the fit on combinations left out."""
-    from breakeven.studies.accuracy import show_calibration
+    """Fit curves of operators to measured kernels, or what engines add to measured serving points.
+
+    The latter fit keeps the curves as they are and is judged on (model, accelerator) combinations left out.
+    """
+    from breakeven.studies.accuracy import show_calibration, show_kernels
     from breakeven.studies.calibrated import calibrate as fit_points
     from breakeven.studies.console import screen
+    from breakeven.studies.kernel_fit import fit_kernels, save_kernels
+    from breakeven.studies.kernels import is_kernel_table, read_kernels
     from breakeven.studies.measured_files import read_points
     from breakeven.studies.run import remember_compiled
 
     folder = writable(out) if out is not None else None
-    points = read_points(measured, labels)
     remember_compiled()
+    if len(measured) > 1 or is_kernel_table(measured[0]):
+        samples, left = read_kernels(measured)
+        curves = fit_kernels(samples)
+        if folder is not None:
+            save_kernels(curves, folder)
+        show_kernels(curves, left, screen())
+        return 0
+    points = read_points(measured[0], labels)
     fitted = fit_points(points, folds)
     if folder is not None:
         fitted.save(folder)

@@ -70,6 +70,7 @@ class SpaceChoices(PoolChoices):
 
     topologies: Names = Field(default_factory=lambda: list(TOPOLOGIES))
     kv: Names = "bf16"
+    kv_tiers: Named = "none"
     links: Named = "ib-ndr-400"
     routing: Names = "affinity"
     shared: PoolChoices = PoolChoices()

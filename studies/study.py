@@ -22,6 +22,7 @@ from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownersh
 from breakeven.models.prices import Prices, read_skypilot
 from breakeven.models.sessions import SessionSpec, sample_sessions, session_spec
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
+from breakeven.models.tiers import stack
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
@@ -159,7 +160,8 @@ class Study:
         links = [self._row(link, spec, f"space.links.{i}", changes) for i, spec in enumerate(_listed(space.links))]
         for key in changes:
             pick(f"links.{key}", key, [row.id for row in links])
-        return Names(self.accelerators, tuple(links), weights, kv)
+        tiers = [stack(spec, f"space.kv_tiers.{i}") for i, spec in enumerate(_listed(space.kv_tiers))]
+        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers))
 
     def _pool_domain(self, role: str) -> PoolDomain:
         space = self.written.space
@@ -190,6 +192,7 @@ class Study:
             decode=self._pool_domain("decode"),
             kv=_unique(_listed(choices.kv)),
             links=_unique([row.id for row in self.names.links]),
+            kv_tiers=_unique([row.id for row in self.names.tiers]),
             routing=_unique(_listed(choices.routing)),
         )
         space = build_space(domains, self.names, self.architecture)
@@ -216,6 +219,7 @@ class Study:
             self._engine(),
             self._economy(),
             [0.0 if bill is None else bill.electricity for bill in self.bills],
+            self.names.tiers,
         )
 
     def _engine(self) -> Engine:

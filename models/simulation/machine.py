@@ -8,10 +8,12 @@ import numpy as np
 from jax import Array
 
 from breakeven.models.memory import pool_memory
-from breakeven.models.performance import kv_transfer_s
-from breakeven.models.simulation.state import CHUNKED, COLOCATED, SPLIT, Plan, Speed
+from breakeven.models.performance import kv_transfer_s, pools
+from breakeven.models.reload import Reload, prefix_tokens
+from breakeven.models.simulation.state import CHUNKED, COLOCATED, NO_TIER, SPLIT, Plan, Speed, TierPlan
 from breakeven.models.steps import Coefficients, attention_coefficients, ffn_coefficients
 from breakeven.models.tables import Catalog, Resolved
+from breakeven.models.tiers import LEVELS
 from breakeven.models.workload import Workload
 
 
@@ -24,6 +26,8 @@ class Machines(NamedTuple):
     decode_capacity: Array
     link_latency_s: Array
     link_token_s: Array
+    reload: Reload | None
+    reload_tokens: Array  # of a continued call's prefix, mean
 
 
 class Window(NamedTuple):
@@ -52,6 +56,8 @@ def machines(resolved: Resolved, workload: Workload, catalog: Catalog) -> Machin
         pool_memory(resolved, d, llm, engine, workload.decode_context).capacity_tokens,
         jnp.maximum(times[:, 1] - context[0, 1] * per_token, 0.0),
         per_token,
+        pools(resolved, workload, catalog).reload,
+        prefix_tokens(workload),
     )
 
 
@@ -72,19 +78,37 @@ def _speed(stages: tuple[Coefficients, Coefficients], choice: Any, catalog: Cata
         ffn_token=f.token_s,
         expert=f.expert_s,
         expert_token=f.expert_token_s,
+        permute_token=f.permute_token_s,
         log_expert_miss=float(np.log1p(-share)),
-        collective_token=a.collective_token_s + f.collective_token_s,
+        collective_token=a.collective_token_s + f.collective_token_s + a.activation_token_s + f.activation_token_s,
+        collective_root=a.collective_root_s + f.collective_root_s,
         sequence=a.sequence_s + f.sequence_s,
         context=a.context_s,
         selected_context=a.selected_context_s,
         prefill_context=a.prefill_context_s,
         pair=a.pair_s,
         selected_pair=a.selected_pair_s,
-        window_token=a.window_token_s,
+        query=a.query_s,
         sparse_topk=_number(llm.sparse_topk, 0),
         ranks=_number(choice.data_parallel, i),
         depth=int(_number(choice.pipeline_parallel, i)),
     )
+
+
+def _tiers(found: Machines, resolved: Resolved, i: int) -> dict[str, Any]:
+    """Fields of a plan: the tiers that candidate `i` uses."""
+    if found.reload is None or resolved.tiers is None:
+        return {}
+    used = []
+    for k in range(LEVELS):
+        capacity = float(found.reload.capacity_tokens[i, k])
+        if capacity > 0.0:
+            latency_s, mean_s = float(resolved.tiers.latency_s[i, k]), float(found.reload.mean_s[i, k])
+            token_s = (mean_s - latency_s) / _number(found.reload_tokens, 0)
+            shared = bool(found.reload.shared[i, k] > 0.5)
+            used.append(TierPlan(capacity, shared, latency_s, token_s, float(found.reload.paths[i])))
+    a, b, c = [*used, *[NO_TIER] * (LEVELS - len(used))]
+    return {"levels": len(used), "tiers": (a, b, c)}
 
 
 def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catalog, window: Window, i: int = 0) -> Plan:
@@ -114,4 +138,6 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         whole_sessions=window.whole_sessions,
         log_start_s=window.log_start_s,
         first_chunk_steps=_number(catalog.engine.first_chunk_steps, 0),
+        cache_ttl_s=_number(workload.cache_ttl_s, 0),
+        **_tiers(found, resolved, i),
     )

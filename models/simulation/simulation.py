@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from breakeven.models.distributions import Floats
 from breakeven.models.simulation.engine import play
-from breakeven.models.simulation.state import HIT, MISSED, Plan, Records, new_state
+from breakeven.models.simulation.state import HIT, MISSED, READ, Plan, Records, new_state
 from breakeven.models.simulation.traffic import Traffic
 
 Flags = NDArray[np.bool_]
@@ -64,10 +64,20 @@ class Simulated:
 
     @property
     def cache_hit(self) -> float:
-        """Share of the continued calls of the window that found their session's context cached."""
+        """Share of the continued calls of the window that found their session's context, in HBM or a tier below."""
+        known = self._continued
+        return float(np.mean(known != MISSED)) if len(known) else 1.0
+
+    @property
+    def cache_reload(self) -> float:
+        """Share of the continued calls of the window that read it back from a tier below HBM."""
+        known = self._continued
+        return float(np.mean(known == READ)) if len(known) else 0.0
+
+    @property
+    def _continued(self) -> Records:
         found = self.calls["found"][self.measured]
-        known = found[(found == HIT) | (found == MISSED)]
-        return float(np.mean(known == HIT)) if len(known) else 1.0
+        return found[(found == HIT) | (found == MISSED) | (found == READ)]
 
     def utilization(self, name: str) -> float:
         """Mean share of the window that an engine spends in `prefill`, `decode` or its `link`, of those that do it."""
