@@ -16,7 +16,7 @@ from jax import Array
 
 from breakeven.models.attainment import Slo
 from breakeven.models.deployment import Deployment
-from breakeven.models.tables import Catalog
+from breakeven.models.tables import Catalog, Hardware
 from breakeven.models.topology import STAGES
 from breakeven.models.workload import PrefillNodes, Workload
 
@@ -32,7 +32,7 @@ class Input:
     """One input: its name, what it scales, and the range of factors it is taken to lie in."""
 
     path: str  # as --set names it, where a study can state it
-    part: str  # hardware, links, engine, economy, llm, slo, workload or replicas
+    part: str  # hardware, kernels, links, engine, economy, llm, slo or workload
     fields: tuple[str, ...] = ()
     row: int | None = None  # of the catalogue
     low: float = 0.8
@@ -54,6 +54,8 @@ def varied(
     for each, factor in zip(inputs, factors, strict=True):
         if each.part in tables:
             tables[each.part] = _scaled(tables[each.part], each, factor)
+        elif each.part == "kernels":
+            tables["hardware"] = _faster(tables["hardware"], each, factor)
         elif each.part == "slo":
             slo = _bound(slo, each.fields, factor)
         elif each.part == "workload":
@@ -81,6 +83,20 @@ def _scaled(table: Any, each: Input, factor: Factor) -> Any:
             mask[each.row] = 1.0
             changes[name] = leaf * (1.0 + mask * (factor - 1.0))
     return dataclasses.replace(table, **changes)
+
+
+def _faster(hardware: Hardware, each: Input, factor: Factor) -> Hardware:
+    """Kernels of one accelerator faster by a factor, at any size: higher shares of the peaks, a shorter latency."""
+    kernels = dict(hardware.kernels)
+    for operator in each.fields:
+        curve = dict(kernels[operator])
+        mask = np.zeros(curve["share"].shape, np.float32)
+        mask[each.row] = 1.0
+        speed = 1.0 + mask * (factor - 1.0)
+        curve |= {name: curve[name] * speed for name in ("share", "read") if name in curve}
+        curve["latency_s"] = curve["latency_s"] / speed
+        kernels[operator] = curve
+    return dataclasses.replace(hardware, kernels=kernels)
 
 
 def _bound(slo: Slo, names: Sequence[str], factor: Factor) -> Slo:

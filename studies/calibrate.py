@@ -138,23 +138,6 @@ def fit(
     return x
 
 
-def influence(task: Problem, points: Sequence[Point], weight: Floats, x: Floats) -> tuple[list[str], Floats]:
-    """How far each (model, accelerator) combination moves the fit at x, (combinations, parameters).
-
-    With the gradient g_c of a combination's points and the Hessian H of the loss, counting c once more moves x by
-    -H^-1 g_c to first order; a bootstrap over combinations is a sum of these.
-    """
-    scale, sd = SETTINGS["scale"], np.array([parameter.sd for parameter in task.moved])
-    r, j = task.residuals(x), np.nan_to_num(task.jacobian(x), posinf=0.0, neginf=0.0)
-    j = np.clip(j, -20.0, 20.0)
-    w = weight / np.sqrt(1.0 + (r / scale) ** 2) / scale**2
-    hessian = np.einsum("pmi,pm,pmk->ik", j, w, j) + np.diag(SETTINGS["strength"] / sd**2)
-    gradient = np.einsum("pmi,pm,pm->pi", j, w, r)
-    names = sorted({point.combination for point in points})
-    mine = np.array([[point.combination == name for point in points] for name in names], float)
-    return [" on ".join(name) for name in names], -np.linalg.solve(hessian, (mine @ gradient).T).T
-
-
 def left_out(
     task: Problem, points: Sequence[Point], weight: Floats, start: Floats, folds: int = 0, **options: Any
 ) -> Floats:

@@ -103,30 +103,41 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output fo
 
 @app.command()
 def explain(
-    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT.yaml|DIR[:row]", help="What to explain.")],
+    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT.yaml|DIR[:row|:topology]", help="What to explain.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    against: Annotated[str | None, typer.Option(metavar="BASELINE", help="Show it beside another deployment.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="BASELINE", help="Beside another deployment, or the best of a topology.")
+    ] = None,
 ) -> int:
     """Show one deployment term by term: time, memory, utilization, money, and where the numbers come from."""
     import json
 
+    from breakeven.models.topology import TOPOLOGIES
+    from breakeven.studies.attribution import bill_of, gain
     from breakeven.studies.console import screen, show_explanation
     from breakeven.studies.deployment_file import read_deployment
     from breakeven.studies.explain import explain as explain_deployment
     from breakeven.studies.run import remember_compiled
+    from breakeven.studies.show_questions import show_gain
 
     deployed = read_deployment(deployment)
+    if against in TOPOLOGIES and Path(deployment.split(":")[0]).is_dir():
+        against = f"{deployment.split(':')[0]}:{against}"
     baseline = read_deployment(against) if against else None
     remember_compiled()
     found = explain_deployment(deployed)
     other = explain_deployment(baseline) if baseline else None
+    gained = gain(bill_of(deployed), bill_of(baseline)) if baseline else None
     if json_:
         shown: dict[str, Any] = {"title": found.title, **found.sections}
         if other is not None:
             shown["against"] = {"title": other.title, **other.sections}
+            shown["gain"] = gained.record() if gained else None
         typer.echo(json.dumps(shown, indent=2, ensure_ascii=False, default=float))
     else:
         show_explanation(found, screen(), other)
+        if gained is not None:
+            show_gain(gained, screen())
     return 0
 
 

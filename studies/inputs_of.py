@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from breakeven.models.inputs import InputError, number
-from breakeven.models.tables import EFFICIENCIES, Engine
+from breakeven.models.kernel_curves import OPERATORS
+from breakeven.models.tables import Engine
 from breakeven.models.variation import KV, PEAKS, WEIGHTS, WORKLOAD_INPUTS, Input
 from breakeven.studies.study import Study
 
@@ -56,7 +57,7 @@ def _of_accelerator(study: Study, name: str) -> list[Input]:
         for what, fields in _HARDWARE.items()
         if any(float(np.asarray(getattr(hardware, field))[row]) > 0.0 for field in fields)
     ]
-    return found + [Input(f"efficiency.{name}.{share}", "hardware", (share,), row) for share in EFFICIENCIES]
+    return found + [Input(f"kernels.{name}.{operator}", "kernels", (operator,), row) for operator in OPERATORS]
 
 
 def _of_link(study: Study, name: str) -> list[Input]:

@@ -19,8 +19,8 @@ from breakeven.optimizer.optima import Optimizer, Scenario, probe, shortlist, st
 from breakeven.optimizer.search import Progress
 from breakeven.optimizer.sensitivity import Elasticities, Judge, Judged, Sobol, elasticities, sobol
 from breakeven.studies.deployment_file import read_record
-from breakeven.studies.fit_error import bootstrap, coefficient_sd, misses
-from breakeven.studies.inputs_of import inputs_of
+from breakeven.studies.fit_error import coefficient_draws, log_sd, misses
+from breakeven.studies.inputs_of import inputs_of, with_ranges
 from breakeven.studies.optima import is_split, scenario, workers
 from breakeven.studies.result import describe, records, versions
 from breakeven.studies.study import Study
@@ -43,8 +43,8 @@ class Sensitivity:
     row: dict[str, Any]  # the chosen deployment
     table: pd.DataFrame
     ratio: float  # cost of the best split over the best other; nan without both
-    boot: dict[str, dict[str, float]]  # what -> quantiles of the outputs under resampling
-    draws: pd.DataFrame  # outputs under resampled coefficients and under what the model misses
+    quantiles: dict[str, dict[str, float]]  # what is drawn -> quantiles of the outputs
+    draws: pd.DataFrame  # outputs under drawn coefficients, and with what the model misses
     candidates: int
     seconds: float
     notes: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Sensitivity:
             "slo_attainment": self.row["slo_attainment"],
             "cost_per_hour_usd": self.row["cost_per_hour_usd"],
             "cost_ratio": None if np.isnan(self.ratio) else self.ratio,
-            "fit_error": self.boot,
+            "fit_error": self.quantiles,
             "candidates": self.candidates,
             "seconds": self.seconds,
             "notes": self.notes,
@@ -109,8 +109,6 @@ def sensitivity(
     picked: Chosen, samples: int = SAMPLES, ranges: Sequence[str] = (), progress: Progress | None = None
 ) -> Sensitivity:
     """Everything about one deployment's inputs: see the module."""
-    from breakeven.studies.inputs_of import with_ranges
-
     clock = time.perf_counter()
     study = picked.study
     given = scenario(study)
@@ -140,9 +138,9 @@ def sensitivity(
     if progress:
         progress(4, 4)
     row = _row(study, picked.candidate, base)
-    boot = {what: _quantiles(rows) for what, rows in draws.groupby("what")}
+    quantiles = {str(what): _quantiles(rows) for what, rows in draws.groupby("what")}
     seconds = time.perf_counter() - clock
-    return Sensitivity(study, picked.title, row, table, base.ratio, boot, draws, len(candidates), seconds)
+    return Sensitivity(study, picked.title, row, table, base.ratio, quantiles, draws, len(candidates), seconds)
 
 
 def _row(study: Study, candidate: int, base: Judged) -> dict[str, Any]:
@@ -198,7 +196,7 @@ def _table(inputs: Sequence[Input], slopes: Elasticities, study: Study) -> pd.Da
             "tpot_elasticity": slopes.tpot,
             "range_low": [each.low for each in inputs],
             "range_high": [each.high for each in inputs],
-            "fit_log_sd": [coefficient_sd(study, each) for each in inputs],
+            "fit_log_sd": [log_sd(study, each) for each in inputs],
         }
     )
 
@@ -284,7 +282,7 @@ def _add_sobol(table: pd.DataFrame, name: str, each: Sobol, kept: Sequence[int])
 def _draws(judge: Judge, study: Study, inputs: Sequence[Input]) -> pd.DataFrame:
     """Outputs under the calibration's own uncertainty, and with what the model misses on unseen hardware besides."""
     seed = study.written.search.seed
-    fitted = bootstrap(study, inputs, DRAWS, seed)
+    fitted = coefficient_draws(study, inputs, DRAWS, seed)
     frames = []
     for what, factors in (("coefficients", fitted), ("coefficients and misses", fitted * misses(inputs, DRAWS, seed))):
         verdicts = _many(judge, factors)

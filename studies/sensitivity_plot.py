@@ -81,7 +81,7 @@ def _sobol(axes: Axes, table: pd.DataFrame, output: str) -> None:
 
 
 def _fit_error(axes: Axes, draws: pd.DataFrame, record: dict[str, Any], both: bool) -> None:
-    """The distribution of the answer when the fitted coefficients are resampled."""
+    """The distribution of the answer under the errors of the fitted coefficients."""
     column = "cost_ratio" if both else "slo_attainment"
     shown = draws.loc[np.isfinite(draws[column].astype(float))]
     if both:
@@ -106,7 +106,7 @@ def _legend(figure: Any) -> None:
     handles = [
         Patch(facecolor=_MORE, label="more of it raises · total index"),
         Patch(facecolor=_LESS, label="more of it lowers · first-order index"),
-        Line2D([], [], color=_MORE, linewidth=3.0, label="calibration resampled"),
-        Line2D([], [], color=_LESS, linewidth=2.0, label="and what it misses on unseen hardware"),
+        Line2D([], [], color=_MORE, linewidth=3.0, label="errors of the fitted coefficients"),
+        Line2D([], [], color=_LESS, linewidth=2.0, label="and what the model misses on unseen hardware"),
     ]
     legend_below(figure, handles, 4)

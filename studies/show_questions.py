@@ -7,6 +7,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from breakeven.studies.attribution import GAINS, ROWS, Gain
 from breakeven.studies.axes import Axis, unit
 from breakeven.studies.figures import short
 from breakeven.studies.optima import SHARED
@@ -193,16 +194,33 @@ def show_sensitivity(found: Sensitivity, console: Console) -> None:
     console.print(out)
     _say(console, _most_by_sobol(table, np.isfinite(found.ratio)))
     if np.isfinite(found.ratio):
-        fit, missed = found.boot["coefficients"], found.boot["coefficients and misses"]
+        fit, missed = found.quantiles["coefficients"], found.quantiles["coefficients and misses"]
         _say(
             console,
-            f"The best split costs {found.ratio:.3f} times the best other; with the calibration resampled "
+            f"The best split costs {found.ratio:.3f} times the best other; under the errors of the fitted coefficients "
             f"{fit['cost_ratio_p05']:.3f} to {fit['cost_ratio_p95']:.3f} (5 to 95 %), and it pays in "
             f"{fit['split_pays']:.0%} of the draws; in {missed['split_pays']:.0%} with what the model misses on unseen "
             f"hardware.",
         )
     for note in found.notes:
         _say(console, note)
+
+
+def show_gain(found: Gain, console: Console) -> None:
+    """Print what a deployment gains over another: gains, less what it adds in communication and complexity."""
+    out = Table(title="Gain over the baseline", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in ("", "seconds per call", "USD per hour"):
+        out.add_column(heading, justify="left" if not heading else "right")
+    for name in ROWS:
+        seconds, money = found.seconds[name], found.usd_per_hour[name]
+        if abs(seconds) < 1e-9 and abs(money) < 1e-9:
+            continue
+        minus = "" if name in GAINS else "less: "
+        out.add_row(f"{minus}{name}", f"{seconds:+.4f}", f"{money:+,.2f}")
+    out.add_row(
+        "net benefit", f"{found.net(found.seconds):+.4f}", f"{found.net(found.usd_per_hour):+,.2f}", style="bold"
+    )
+    console.print(out)
 
 
 MOST_INPUTS = 16
