@@ -37,6 +37,7 @@ def run(
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
     from breakeven.studies.console import progress_bar, screen, show_result
+    from breakeven.studies.redraw import draw
     from breakeven.studies.report import write_explanation, write_report
     from breakeven.studies.run import remember_compiled
     from breakeven.studies.run import run as run_study
@@ -50,45 +51,17 @@ def run(
     with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
         result = run_study(loaded, progress, storage, verifying)
     result.save(folder)
-    _draw(folder)
+    draw(folder, "pareto")
     write_explanation(result, folder)
     write_report(folder)
     show_result(result, screen())
     typer.echo(
-        f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html, report.md"
+        f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, .svg, report.html, .md"
     )
     if result.interrupted:
         typer.echo("Interrupted: this is what was found until then.", err=True)
         return INTERRUPTED
     return 0 if result.best is not None else NOTHING
-
-
-def _draw(folder: Path) -> None:
-    """Draw pareto.png from what a run wrote into `folder`."""
-    import pandas as pd
-
-    from breakeven.studies.deployment_file import read_record
-    from breakeven.studies.plots import pareto
-    from breakeven.studies.result import SIMULATED, records
-
-    record = read_record(folder)
-    try:
-        evaluations = pd.read_parquet(folder / "evaluations.parquet")
-        tables = [
-            pd.read_csv(folder / name, keep_default_na=False, na_values={c: [""] for c in SIMULATED})
-            for name in ("families.csv", "front.csv")
-        ]
-    except (OSError, ValueError):
-        raise InputError(
-            "folder", str(folder), "evaluations.parquet, families.csv or front.csv cannot be read"
-        ) from None
-    objectives = record["objectives"]
-    pair = ("cost_per_hour_usd", "slo_attainment")
-    if not set(pair) <= set(objectives):
-        pair = (objectives[0], objectives[1])
-    best = records(tables[0])[0] if len(tables[0]) else None
-    simulated = pd.concat(tables).drop_duplicates("candidate") if set(SIMULATED) <= set(tables[0]) else None
-    pareto(evaluations, best, record, folder / "pareto.png", pair, simulated)
 
 
 @app.command()
@@ -165,12 +138,17 @@ def simulate(
     found = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
     show_simulation(found, screen())
     if folder:
+        import json
+
         from breakeven.studies.latency_plot import latency
+        from breakeven.studies.redraw import LATENCY
 
         frame = calls_frame(found.replications)
         frame.to_parquet(folder / "calls.parquet", index=False)
-        latency(frame, found.seconds, found.title, folder / "latency.png")
-        typer.echo(f"Written to {folder}{os.sep}: calls.parquet, latency.png")
+        made = {"bounds_s": found.seconds, "title": found.title, "study": deployed.study.written.name, "seed": seed}
+        (folder / LATENCY).write_text(json.dumps(made, default=float), encoding="utf-8")
+        latency(frame, found.seconds, found.title, folder / "latency.png", made)
+        typer.echo(f"Written to {folder}{os.sep}: calls.parquet, {LATENCY}, latency.png, latency.svg")
     if perfetto:
         write_trace(found.replications.runs[0], perfetto)
         typer.echo(f"Written: {perfetto}; open it at https://ui.perfetto.dev")
@@ -179,15 +157,16 @@ def simulate(
 
 @app.command()
 def plot(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")],
-    what: Annotated[str, typer.Option(help="pareto")] = "pareto",
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a command.")],
+    what: Annotated[str, typer.Option(help="pareto, payoff, sweep, sensitivity, latency or breakdown.")] = "pareto",
 ) -> int:
-    """Draw the pictures of a run again."""
-    from breakeven.models.inputs import pick
+    """Draw a picture of what is in a folder: PNG and SVG."""
+    from breakeven.studies.redraw import draw
+    from breakeven.studies.run import remember_compiled
 
-    pick("--what", what, ("pareto",))
-    _draw(folder)
-    typer.echo(f"Written: {folder / 'pareto.png'}")
+    remember_compiled()
+    path = draw(folder, what)
+    typer.echo(f"Written: {path} and {path.with_suffix('.svg')}")
     return 0
 
 

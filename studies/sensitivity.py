@@ -25,7 +25,7 @@ from breakeven.studies.optima import is_split, scenario, workers
 from breakeven.studies.result import describe, records, versions
 from breakeven.studies.study import Study
 
-TABLE, RECORD = "sensitivity.csv", "sensitivity.json"
+TABLE, DRAWN, RECORD = "sensitivity.csv", "sensitivity_draws.csv", "sensitivity.json"
 SOBOL_INPUTS = 12  # those whose range moves attainment or cost most
 SAMPLES = 128
 DRAWS = 400
@@ -76,7 +76,7 @@ class Sensitivity:
         """Write sensitivity.csv, sensitivity_draws.csv and sensitivity.json."""
         folder.mkdir(parents=True, exist_ok=True)
         self.table.to_csv(folder / TABLE, index=False, float_format="%.6g")
-        self.draws.to_csv(folder / "sensitivity_draws.csv", index=False, float_format="%.6g")
+        self.draws.to_csv(folder / DRAWN, index=False, float_format="%.6g")
         (folder / RECORD).write_text(json.dumps(self.record(), indent=2, default=float), encoding="utf-8")
 
 

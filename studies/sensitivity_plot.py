@@ -22,9 +22,9 @@ def draw_sensitivity(table: pd.DataFrame, draws: pd.DataFrame, record: dict[str,
     both = record["cost_ratio"] is not None
     with style():
         figure, grid = plt.subplots(2, 2, figsize=(15, 11.5), layout="constrained")
-        _tornado(grid[0, 0], table, "attainment_points_per_percent", "change of SLO attainment per +1 %, points")
+        _tornado(grid[0, 0], table, "attainment_points_per_percent", "change of attainment per +1 %, points")
         _tornado(grid[0, 1], table, "cost_elasticity_at_attainment",
-                 "change of cost per +1 %, in %, pools resized to hold the attainment")  # fmt: skip
+                 "change of cost per +1 % at equal attainment, %")  # fmt: skip
         _sobol(grid[1, 0], table, "cost_ratio" if both else "slo_attainment")
         _fit_error(grid[1, 1], draws, record, both)
         grid[0, 0].set_title(
@@ -65,8 +65,8 @@ def _sobol(axes: Axes, table: pd.DataFrame, output: str) -> None:
     """First-order and total indices with their intervals."""
     total = f"sobol_total_{output}"
     known = table.dropna(subset=[total]).sort_values(total, ascending=False)
-    words = {"cost_ratio": "ln(cost of the best split / best other)", "slo_attainment": "SLO attainment"}[output]
-    axes.set_title(f"Sobol indices of {words}, over the stated ranges", loc="left", fontsize="medium")
+    words = {"cost_ratio": "ln(cost of best split / other)", "slo_attainment": "SLO attainment"}[output]
+    axes.set_title(f"Sobol indices of {words}", loc="left", fontsize="medium")
     if known.empty:
         axes.text(0.5, 0.5, "it does not vary over the ranges", transform=axes.transAxes, ha="center")
         return
@@ -94,11 +94,11 @@ def _fit_error(axes: Axes, draws: pd.DataFrame, record: dict[str, Any], both: bo
     words = "cost of the best split / best other" if both else "SLO attainment of the deployment"
     axes.set(xlabel=words, ylabel="share of the draws")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
-    title = "the answer under the fitted model's own error"
+    title = "under the fitted model's own error"
     if both:
         axes.axvline(1.0, color="0.2", linestyle="--", linewidth=1.4)
         missed = record["fit_error"]["coefficients and misses"]
-        title += f": the split pays in {fit['split_pays']:.0%} (with misses {missed['split_pays']:.0%}) of the draws"
+        title += f"\nthe split pays in {fit['split_pays']:.0%} (with misses {missed['split_pays']:.0%})"
     axes.set_title(title, loc="left", fontsize="medium")
 
 

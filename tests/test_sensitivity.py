@@ -1,6 +1,7 @@
 """Sensitivity: derivatives against finite differences, Sobol indices against known ones, bills that add up."""
 
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from breakeven.models import settle
 from breakeven.models.variation import WORKLOAD_INPUTS, Input, varied
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.optima import Scenario
-from breakeven.optimizer.sensitivity import Judge, elasticities, jacobian, measures, sobol
+from breakeven.optimizer.sensitivity import Judge, Measures, jacobian, measures, sobol
 from breakeven.studies.attribution import COMMUNICATION, COMPLEXITY, GAINS, bill, gain
 from breakeven.studies.fit_error import coefficient_draws, log_sd
 from breakeven.studies.inputs_of import inputs_of, with_ranges
@@ -54,38 +55,52 @@ def hundred(study: Study, random_ids: Any) -> np.ndarray:
     return np.array(found[:100])
 
 
-def test_gradients_are_those_of_finite_differences(
-    study: Study, hundred: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of attainment, cost, TTFT and TPOT by every kind of input, on 100 deployments: within 1 % (64 bit, and the fixed
-    point iterated to its end: the derivative is that of the solution)."""
-    assert len(hundred) == 100
-    monkeypatch.setattr(settle, "ITERATIONS", 120)
-    h = 1e-5
-    with jax.enable_x64(True):
+class Derivatives(NamedTuple):
+    """Of every measure by every input and the size, (100, inputs + 1): by differentiation, and by differences."""
+
+    found: Measures
+    differences: Measures
+
+
+@pytest.fixture(scope="module")
+def derivatives(study: Study, hundred: np.ndarray) -> Derivatives:
+    """In 64 bit; the fixed point iterated to its end, as the derivative is that of the solution."""
+    h, count = 1e-5, len(INPUTS) + 1
+    slo = dataclasses.replace(study.slo, call=None, session=None)
+    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
+        patch.setattr(settle, "ITERATIONS", 120)
         deployment = in_64_bit(study.space.deployment(hundred))
-        scenario = Scenario(*in_64_bit(tuple(scenario_of(study))))
+        scenario = Scenario(*in_64_bit((study.workload, slo, study.catalog)))
         found = jacobian(deployment, scenario, INPUTS)
-        model = jax.jit(lambda z: measures(deployment, scenario, INPUTS, z))
-        for i in range(len(INPUTS) + 1):
-            step = np.zeros(len(INPUTS) + 1)
-            step[i] = h
-            up, down = model(jnp.asarray(step)), model(jnp.asarray(-step))
-            for name, high, low, own in zip(found._fields, up, down, found, strict=True):
-                difference = np.asarray(high - low) / (2.0 * h)
-                off = np.abs(own[:, i] - difference) > 0.01 * np.abs(difference) + 1e-4
-                what = INPUTS[i].path if i < len(INPUTS) else "size"
-                assert not off.any(), (name, what, own[off, i][:4], difference[off][:4])
+        model = jax.jit(measures, static_argnums=2)
+        columns = []
+        for step in h * np.eye(count):
+            up, down = (model(deployment, scenario, INPUTS, jnp.asarray(sign * step)) for sign in (1.0, -1.0))
+            columns.append([np.asarray(high - low) / (2.0 * h) for high, low in zip(up, down, strict=True)])
+    return Derivatives(found, Measures(*[np.stack([c[i] for c in columns], 1) for i in range(len(found))]))  # type: ignore
 
 
-def test_as_much_more_hardware_as_load_holds_the_attainment(study: Study, hundred: np.ndarray) -> None:
+def test_gradients_are_those_of_finite_differences(hundred: np.ndarray, derivatives: Derivatives) -> None:
+    """Of attainment, cost, TTFT and TPOT by every kind of input, on 100 random feasible deployments: within 1 %, or
+    0.0003 where there is next to nothing (the table of cache misses is linear between its points)."""
+    assert len(hundred) == 100
+    names = [*[each.path for each in INPUTS], "size"]
+    for measure, found, difference in zip(Measures._fields, *derivatives, strict=True):
+        assert np.isfinite(found).all()
+        off = np.abs(found - difference) > 0.01 * np.abs(difference) + 3e-4
+        where = [(names[i], found[k, i], difference[k, i]) for k, i in np.argwhere(off)]
+        assert not where, (measure, where[:6])
+
+
+def test_as_much_more_hardware_as_load_holds_the_attainment(
+    study: Study, hundred: np.ndarray, derivatives: Derivatives
+) -> None:
     """Every engine sees what it saw before, but for what balancing gains from more engines to choose from."""
     affinity = np.asarray(study.space.deployment(hundred).balanced) < 0.5
     joint = np.array([study.space.families[f].topology.name != "pd" for f in study.space.family(hundred)])
-    found = elasticities(study.space.deployment(hundred[affinity & joint]), scenario_of(study), INPUTS)
-    held = np.array([each.cost_held[0] for each in found])
-    assert np.isfinite(held).sum() >= 10
-    assert np.nanmax(np.abs(held - 1.0)) < 0.02
+    by_load, by_size = (np.asarray(derivatives.found.attainment)[affinity & joint][:, i] for i in (0, -1))
+    assert np.abs(by_size).max() > 0.05
+    assert by_load == pytest.approx(-by_size, abs=2e-3)
 
 
 def test_sobol_indices_of_the_ishigami_function() -> None:
