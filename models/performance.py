@@ -38,9 +38,11 @@ from breakeven.models.steps import (
     prefill_chunks,
     prefill_marginal,
 )
-from breakeven.models.tables import Catalog, Resolved, ResolvedStage
+from breakeven.models.tables import Catalog, Engine, Resolved, ResolvedStage
 from breakeven.models.waits import CallWaits, call_waits
 from breakeven.models.workload import PrefillNodes, Workload
+
+StageCoefficients = tuple[Coefficients, Coefficients]  # attention, feed-forward
 
 
 class Prefill(NamedTuple):
@@ -49,6 +51,15 @@ class Prefill(NamedTuple):
     latency_s: Array
     transfer_s: Array
     terms: StepTime  # of the mean call that finds its prefix, (n,)
+
+
+class Busy(NamedTuple):
+    """Utilizations of prefill and decode engines, of the link and of the path to the KV tiers, shapes (n,)."""
+
+    prefill: Array
+    decode: Array
+    link: Array
+    tiers: Array
 
 
 class Violations(NamedTuple):
@@ -178,13 +189,40 @@ def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array
     return jnp.where(apart.reshape(shape), time, 0.0)
 
 
-def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill, PrefillNodes]:
-    """Everything the load does not change."""
-    llm, engine = catalog.llm, catalog.engine
-    kv = resolved.kv_bytes_per_element
+def coefficients(resolved: Resolved, catalog: Catalog) -> tuple[StageCoefficients, StageCoefficients]:
+    """(prefill, decode): step coefficients of their attention and feed-forward stages, at the pace measured locally."""
+    llm, engine, kv = catalog.llm, catalog.engine, resolved.kv_bytes_per_element
     p, d = resolved.prefill_attention, resolved.decode_attention
     prefill = attention_coefficients(p, llm, engine, kv), ffn_coefficients(resolved.prefill_ffn, llm, engine)
     decode = attention_coefficients(d, llm, engine, kv), ffn_coefficients(resolved.decode_ffn, llm, engine)
+    if resolved.correction is None:
+        return prefill, decode
+    paces = resolved.correction.prefill_factor, resolved.correction.decode_factor
+    scaled = [
+        jax.tree.map(lambda leaf, pace=pace: leaf * pace, stages)
+        for stages, pace in zip((prefill, decode), paces, strict=True)
+    ]
+    return scaled[0], scaled[1]
+
+
+def request_s(resolved: Resolved, workload: Workload, engine: Engine) -> tuple[Array, Array]:
+    """(what the engine adds to every call, what is added to its first chunk alone), seconds.
+
+    A measured constant of TTFT delays the call; where it takes away more than the engine's own constant, the rest is
+    time that the first chunk is not held back.
+    """
+    own = engine.request_s + engine.request_token_s * workload.mean_prompt
+    if resolved.correction is None:
+        return own, jnp.zeros_like(own)
+    moved = own + resolved.correction.first_token_s
+    return jnp.maximum(moved, 0.0), jnp.minimum(moved, 0.0)
+
+
+def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill, PrefillNodes]:
+    """Everything the load does not change."""
+    llm, engine = catalog.llm, catalog.engine
+    p, d = resolved.prefill_attention, resolved.decode_attention
+    prefill, decode = coefficients(resolved, catalog)
     split = jnp.where(p.choice.pool == d.choice.pool, 0.0, 1.0)
     hit = _select(split, workload.resident, workload.recomputed)
     hit_terms = _node_prefill(hit, *prefill, resolved, catalog)
@@ -227,7 +265,7 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         decode_balanced=jnp.maximum(resolved.balanced, split),
         transfer_s=jnp.sum(hit.weight * transfer_s[:, :nodes], -1),
         transfer_s2=jnp.sum(hit.weight * transfer_s[:, :nodes] ** 2, -1),
-        request_s=(engine.request_s + engine.request_token_s * workload.mean_prompt) * jnp.ones_like(split),
+        request_s=request_s(resolved, workload, engine)[0] * jnp.ones_like(split),
         reserve_tokens=workload.decode_context
         + (engine.reserve_output_share - 0.5) * workload.mean_output * jnp.ones_like(split),
         reload=reload(resolved, hit, workload, llm, recompute_s),
@@ -237,7 +275,7 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
 
 def pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> Pools:
     """The pools of each candidate, before any load."""
-    return _build(resolved, workload, catalog)[0]
+    return build_pools(resolved, workload, catalog)[0]
 
 
 def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, State, Array]:
@@ -270,12 +308,16 @@ def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tupl
 
 
 def _surge(pools: Pools, workload: Workload, llm: LLM, rate: Array) -> Array:
-    """Load of an engine with two standard deviations more live sessions than usual, over its usual load."""
+    """Load of an engine with two standard deviations more live sessions than usual, over its usual load.
+
+    Of a closed population only the share that one of r engines has fluctuates: binomially, not like Poisson.
+    """
     calls, thinks = workload.calls_per_session, workload.calls_per_session - 1.0
     step_s = decode_step_at(pools, llm, jnp.ones_like(rate), workload.decode_context).total_s
     session_s = calls * (pools.prefill_latency_s + workload.mean_steps * step_s) + thinks * workload.gap_mean_s
     live = rate / pools.prefill_replicas * session_s
-    return jnp.where(calls > 1.0, 1.0 + 2.0 / jnp.sqrt(jnp.maximum(live, 1.0)), 1.0)
+    free = 1.0 if workload.concurrent_sessions is None else jnp.maximum(1.0 - 1.0 / pools.prefill_replicas, 0.0)
+    return jnp.where(calls > 1.0, 1.0 + 2.0 * jnp.sqrt(free / jnp.maximum(live, 1.0)), 1.0)
 
 
 def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalog: Catalog) -> TokenTime:
@@ -337,6 +379,7 @@ def _latency(
     weight: Array,
     wait: Wait,
     workload: Workload,
+    resolved: Resolved,
     catalog: Catalog,
 ) -> Latency:
     token = _token_times(point, pools, workload, catalog)
@@ -347,6 +390,7 @@ def _latency(
     output2 = jnp.sum(workload.output_weight * workload.output_steps**2 * square, -1)
     first = jnp.sum(weight * prefill_s, -1)
     first2 = jnp.sum(weight * prefill_s**2, -1)
+    first_chunk_s = catalog.engine.first_chunk_steps * jnp.sum(workload.output_weight * token.mean_s, -1)
     call_mean = wait.average_s + first + output
     call_variance = wait.variance_s2 + jnp.maximum(first2 - first**2, 0.0) + jnp.maximum(output2 - output**2, 0.0)
     return Latency(
@@ -362,13 +406,13 @@ def _latency(
         gap_variance=workload.gap_var_s,
         call_mean_s=call_mean,
         call_variance=call_variance,
-        first_chunk_s=catalog.engine.first_chunk_steps * jnp.sum(workload.output_weight * token.mean_s, -1),
+        first_chunk_s=jnp.maximum(first_chunk_s + request_s(resolved, workload, catalog.engine)[1], 0.0),
     )
 
 
 def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:
     """Latency distributions, utilizations, fleet and violated limits of each candidate, shapes (n, ...)."""
-    pools, prefill, hit = _build(resolved, workload, catalog)
+    pools, prefill, hit = build_pools(resolved, workload, catalog)
     rate, state, tipped = _operating_state(pools, workload, catalog)
     seen = jnp.ones_like(rate)
     if workload.concurrent_sessions is not None:
@@ -379,13 +423,13 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     weight = jnp.concatenate([hit.weight * (1.0 - miss), missed_weight * miss], -1)
 
     waits = call_waits(point, pools, workload, catalog.llm, seen)
-    latency = _latency(point, pools, prefill, weight, waits.total, workload, catalog)
+    latency = _latency(point, pools, prefill, weight, waits.total, workload, resolved, catalog)
     if workload.concurrent_sessions is not None:
         latency = held_back(latency, rate, workload)
     if workload.first_wave_share is not None:
         latency = first_wave(latency, point, pools, workload, catalog.engine)
     decode_use = decode_utilization(point, pools, workload, catalog.llm)
-    money = fleet(resolved, catalog.economy, _use(pools, point.prefill_utilization, decode_use))
+    money = fleet(resolved, catalog.economy, pool_use(pools, point.prefill_utilization, decode_use))
     return Performance(
         latency=latency,
         point=point,
@@ -399,27 +443,33 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         admission=waits.admission,
         reload=waits.reload,
         fleet=money,
-        violations=_violations(resolved, pools, workload, point, decode_use, waits, money, catalog),
+        violations=limits_broken(
+            resolved,
+            pools,
+            workload,
+            Busy(point.prefill_utilization, decode_use, waits.link_utilization, waits.reload_utilization),
+            money,
+            catalog,
+        ),
         doubts=_doubts(pools, state, point, decode_use, waits, tipped),
     )
 
 
-def _use(pools: Pools, prefill: Array, decode: Array) -> tuple[Array, ...]:
+def pool_use(pools: Pools, prefill: Array, decode: Array) -> tuple[Array, ...]:
     """Share of time that the pool of each stage is busy."""
     joint, busiest = pools.shared > 0.5, jnp.maximum(prefill, decode)
     return tuple(jnp.where(joint, busiest, own) for own in (prefill, prefill, prefill, decode, decode))
 
 
-def _violations(
+def limits_broken(
     resolved: Resolved,
     pools: Pools,
     workload: Workload,
-    point: OperatingPoint,
-    decode_use: Array,
-    waits: CallWaits,
+    busy: Busy,
     money: Fleet,
     catalog: Catalog,
 ) -> Violations:
+    """Excess over each limit at these utilizations."""
     p, d = resolved.prefill_attention, resolved.decode_attention
     economy = catalog.economy
     memory = pools.prefill_memory, pools.decode_memory
@@ -428,10 +478,10 @@ def _violations(
     return Violations(
         weights=jnp.maximum(*short),
         kv_cache=workload.max_tokens / jnp.maximum(room, 1.0) - 1.0,
-        prefill=point.prefill_utilization - 1.0,
-        decode=decode_use - 1.0,
-        link=waits.link_utilization - 1.0,
-        tiers=waits.reload_utilization - 1.0,
+        prefill=busy.prefill - 1.0,
+        decode=busy.decode - 1.0,
+        link=busy.link - 1.0,
+        tiers=busy.tiers - 1.0,
         budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,
         power=money.power_w / economy.max_power_w - 1.0,
         inventory=money.inventory_excess,

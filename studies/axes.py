@@ -227,7 +227,7 @@ _PARTS = {
     "space": ("llm", "space", "catalog"),
     "bills": ("space", "catalog", "prices", "economics"),
     "prices_usd_per_hour": ("space", "catalog", "prices", "economics"),
-    "catalog": ("llm", "engine", "space", "catalog", "prices", "economics", "limits", "power"),
+    "catalog": ("llm", "engine", "space", "catalog", "prices", "economics", "limits", "power", "local"),
     "workload": ("llm", "workload", "load", "arrivals"),
     "slo": ("slo",),
 }

@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from breakeven.models.inputs import InputError
-from breakeven.studies import questions
+from breakeven.studies import handover, questions
 from breakeven.studies.arguments import SetOption, StudyArgument, default_folder, study_path, writable
 
 app = typer.Typer(
@@ -23,6 +23,10 @@ app = typer.Typer(
 
 NOTHING, BAD_INPUT, OUR_FAULT, INTERRUPTED = 1, 2, 3, 130
 
+LocalOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Corrections that `calibrate --local` measured on your system.")
+]
+
 
 @app.command()
 def run(
@@ -31,29 +35,42 @@ def run(
     set_: SetOption = None,
     search: Annotated[str | None, typer.Option(help="auto, exhaustive or optuna.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of an Optuna search.")] = None,
-    storage: Annotated[str | None, typer.Option(help="Optuna storage URL (default: in memory).")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database that workers share (default: a file in --out)."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers share an exhaustive search.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search and of the simulations.")] = None,
     verify: Annotated[bool | None, typer.Option(help="Simulate the candidates that matter (default: yes).")] = None,
+    local: LocalOption = None,
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
+    from breakeven.optimizer.checkpoint import locked
     from breakeven.studies.console import progress_bar, screen, show_result
     from breakeven.studies.redraw import draw
     from breakeven.studies.report import write_explanation, write_report
-    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.run import finish, remember_compiled
     from breakeven.studies.run import run as run_study
     from breakeven.studies.study import Study
 
     options = {"method": search, "trials": trials, "seed": seed, "verify": verify}
     changes = [*(set_ or []), *[f"search.{k}={v}" for k, v in options.items() if v is not None]]
+    if local is not None:
+        changes.append(f"local={local.resolve()}")
     loaded = Study.load(study_path(study), changes)
     folder = writable(out or default_folder(study))
     remember_compiled()
-    with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
-        result = run_study(loaded, progress, storage, verifying)
-    result.save(folder)
-    draw(folder, "pareto")
-    write_explanation(result, folder)
-    write_report(folder)
+    with locked(folder):
+        with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
+            result = run_study(loaded, progress, storage, verifying, folder, cluster)
+        result.save(folder)
+        draw(folder, "pareto")
+        write_explanation(result, folder)
+        write_report(folder)
+        if not result.interrupted:
+            finish(folder)
     show_result(result, screen())
     typer.echo(
         f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, .svg, report.html, .md"
@@ -65,12 +82,19 @@ def run(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")]) -> int:
-    """Write report.html and report.md again, with what other commands have added to the folder since."""
-    from breakeven.studies.report import write_report
+def worker(
+    storage: Annotated[str, typer.Option(metavar="URL", help="The database of the study.")],
+    study: Annotated[str, typer.Option(metavar="NAME", help="The name of a study that `run --storage` began.")],
+) -> int:
+    """Join a distributed study: do its trials, with any number of other workers, until all are complete."""
+    from breakeven.studies.console import progress_bar
+    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.worker import help_out
 
-    write_report(folder)
-    typer.echo(f"Written: {folder / 'report.html'}, {folder / 'report.md'}")
+    remember_compiled()
+    with progress_bar("trials") as progress:
+        done = help_out(storage, study, progress)
+    typer.echo(f"{done:,} trials of {study} done here; all are complete.")
     return 0
 
 
@@ -81,6 +105,7 @@ def explain(
     against: Annotated[
         str | None, typer.Option(metavar="BASELINE", help="Beside another deployment, or the best of a topology.")
     ] = None,
+    local: LocalOption = None,
 ) -> int:
     """Show one deployment term by term: time, memory, utilization, money, and where the numbers come from."""
     import json
@@ -93,7 +118,7 @@ def explain(
     from breakeven.studies.run import remember_compiled
     from breakeven.studies.show_questions import show_gain
 
-    deployed = read_deployment(deployment)
+    deployed = read_deployment(deployment, local)
     if against in TOPOLOGIES and Path(deployment.split(":")[0]).is_dir():
         against = f"{deployment.split(':')[0]}:{against}"
     baseline = read_deployment(against) if against else None
@@ -122,6 +147,7 @@ def simulate(
     warmup: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of the time that is not measured.")] = 0.3,
     out: Annotated[Path | None, typer.Option(help="Write calls.parquet and latency.png into this folder.")] = None,
     perfetto: Annotated[Path | None, typer.Option(metavar="OUT.json", help="Write a Chrome trace.")] = None,
+    local: LocalOption = None,
 ) -> int:
     """Play one deployment forward, call by call, and show what it does beside what the model predicts."""
     from breakeven.studies.console import screen, show_simulation
@@ -130,7 +156,7 @@ def simulate(
     from breakeven.studies.simulate import calls_frame, simulate_deployment
     from breakeven.studies.trace import write_trace
 
-    deployed = read_deployment(deployment)
+    deployed = read_deployment(deployment, local)
     folder = writable(out) if out else None
     if perfetto:
         writable(perfetto.parent)
@@ -172,7 +198,7 @@ def plot(
 
 @app.command()
 def catalog(
-    what: Annotated[str, typer.Argument(metavar="accelerators|llms|links|prices|workloads|topologies")],
+    what: Annotated[str, typer.Argument(metavar="accelerators|llms|links|prices|workloads|topologies|support")],
     fit: Annotated[Path | None, typer.Option(metavar="TRACE", help="workloads: fit one to a trace.")] = None,
     format_: Annotated[
         str | None, typer.Option("--format", help="The trace's format (default: told from the file).")
@@ -203,6 +229,7 @@ def catalog(
 
 
 questions.register(app)
+handover.register(app)
 
 
 MeasuredArgument = Annotated[Path, typer.Argument(metavar="MEASURED.csv", help="Measured serving points.")]
@@ -217,6 +244,9 @@ def validate(
     out: Annotated[Path | None, typer.Option(metavar="PRED.csv", help="Write predictions beside measurements.")] = None,
     labels: LabelsOption = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the tables as Markdown.")] = None,
+    local_points: Annotated[
+        int, typer.Option(min=0, max=100, help="Correct each deployment by so many of its points; judge the others.")
+    ] = 0,
 ) -> int:
     """Predict measured serving points: errors by metric, model, system, backend, mode and concurrency."""
     from breakeven.studies.accuracy import markdown as tables_of
@@ -226,7 +256,7 @@ def validate(
     from breakeven.studies.validate import validate as validate_points
 
     remember_compiled()
-    table = validate_points(measured, labels)
+    table = validate_points(measured, labels, local_points)
     if out is not None:
         _write(table.to_csv(index=False, float_format="%.6g"), out, "--out")
     if markdown is not None:
@@ -246,19 +276,32 @@ def _write(text: str, path: Path, option: str) -> None:
 @app.command()
 def calibrate(
     measured: Annotated[
-        list[Path],
-        typer.Argument(metavar="KERNELS...|MEASURED.csv", help="Tables of kernels or their folder; or serving points."),
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="KERNELS...|MEASURED.csv",
+            help="Tables of kernels or their folder; or serving points; with --local, the deployment's file.",
+        ),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write kernels.toml or engines.toml there, and a table of errors.")
+        Path | None,
+        typer.Option(help="Folder for kernels.toml or engines.toml, and errors; with --local, the file (local.yaml)."),
     ] = None,
     labels: LabelsOption = None,
     folds: Annotated[int, typer.Option(help="Folds of (model, accelerator) combinations; 0: each on its own.")] = 0,
+    local: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="MY.csv", help="Points measured on your own system: correct its deployment; repeatable."),
+    ] = None,
 ) -> int:
     """Fit curves of operators to measured kernels, or what engines add to measured serving points.
 
-    The latter fit keeps the curves as they are and is judged on (model, accelerator) combinations left out.
+    The latter fit keeps the curves as they are and is judged on (model, accelerator) combinations left out. With
+    --local, one deployment is corrected by a few points measured on it.
     """
+    if local:
+        return _calibrate_local(local, measured or [], out or Path("local.yaml"))
+    if not measured:
+        raise InputError("KERNELS...|MEASURED.csv", None, "is required: tables of kernels, or measured serving points")
     from breakeven.studies.accuracy import show_calibration, show_kernels
     from breakeven.studies.calibrated import calibrate as fit_points
     from breakeven.studies.console import screen
@@ -281,6 +324,24 @@ def calibrate(
     if folder is not None:
         fitted.save(folder)
     show_calibration(fitted, screen())
+    return 0
+
+
+def _calibrate_local(files: list[Path], deployment: list[Path], out: Path) -> int:
+    from breakeven.studies.console import screen
+    from breakeven.studies.deployment_file import read_deployment
+    from breakeven.studies.local_file import local_yaml
+    from breakeven.studies.localize import calibrate_local, show_local
+    from breakeven.studies.run import remember_compiled
+
+    if len(deployment) > 1:
+        raise InputError("DEPLOYMENT.yaml", str(deployment[1]), "one deployment's file at most")
+    deployed = read_deployment(str(deployment[0])) if deployment else None
+    remember_compiled()
+    found = calibrate_local(files, deployed)
+    show_local(found, screen())
+    _write(local_yaml(found.corrections), out, "--out")
+    typer.echo(f"Written: {out}; explain, simulate and run take it as --local {out}")
     return 0
 
 

@@ -28,6 +28,7 @@ _JUDGED_BY = (
     "about",
     "llm",
     "engine",
+    "local",
     "workload",
     "load",
     "arrivals",
@@ -69,6 +70,8 @@ def anchored(data: Mapping[str, Any], file: str) -> dict[str, Any]:
         out["workload"] = {k: absolute(v) if k in files else v for k, v in workload.items()}
     elif is_file(workload):
         out["workload"] = absolute(workload)
+    if "local" in out:
+        out["local"] = absolute(out["local"])
     if isinstance(out.get("prices"), dict) and "skypilot" in out["prices"]:
         out["prices"]["skypilot"] = absolute(out["prices"]["skypilot"])
     return out
@@ -213,8 +216,19 @@ def _from_row(folder: Path, row: str) -> Deployed:
     return Deployed(study, f"{folder}:{row}")
 
 
-def read_deployment(target: str) -> Deployed:
-    """The deployment that `DEPLOYMENT.yaml`, `DIR` (its best), `DIR:row` (of its front) or `DIR:topology` names."""
+def read_deployment(target: str, local: Path | None = None) -> Deployed:
+    """The deployment that `DEPLOYMENT.yaml`, `DIR` (its best), `DIR:row` (of its front) or `DIR:topology` names.
+
+    `local` is a file of corrections that it takes in place of the one it may name.
+    """
+    found = _read_deployment(target)
+    if local is None:
+        return found
+    study = found.study
+    return Deployed(Study.parse({**study.data, "local": str(local.resolve())}, study.file), found.title)
+
+
+def _read_deployment(target: str) -> Deployed:
     path = Path(target)
     if path.is_dir():
         read_record(path)

@@ -7,6 +7,7 @@ import numpy as np
 
 from breakeven.models.attainment import attain
 from breakeven.models.kernel_curves import extrapolated, sources
+from breakeven.models.local import Correction
 from breakeven.models.performance import Performance
 from breakeven.models.tables import resolve
 from breakeven.optimizer.evaluator import Evaluator
@@ -66,6 +67,8 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
         "load": _load(row, study),
         "sources": _sources(study) | _extrapolated(resolved, found, study),
     }
+    if resolved.correction is not None:
+        sections["local calibration"] = _local(study, resolved.correction)
     return Explanation(title, sections)
 
 
@@ -202,6 +205,16 @@ def _load(row: dict[str, Any], study: Study) -> Section:
         "of it new, prefix held, tokens": float(np.asarray(w.resident.mean_tokens)),
         "output of a call, tokens": float(np.asarray(w.mean_output)),
     }
+
+
+def _local(study: Study, applied: Correction) -> Section:
+    """What was measured on the user's own system, and what of it applies here."""
+    out: Section = {
+        "decode steps, times": _number(applied.decode_factor),
+        "prefill, times": _number(applied.prefill_factor),
+        "added to TTFT_s": _number(applied.first_token_s),
+    }
+    return out | {one.where(): f"{one.words()} ({one.measured})" for one in study.local}
 
 
 def _sources(study: Study) -> Section:

@@ -1,5 +1,7 @@
 """KV cache below HBM: catalogue and stacks, capacity and reading time by hand, laws, and the time-to-live."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -184,3 +186,38 @@ def test_simulation_finds_prefixes_where_the_model_does(make_study, stacks, rout
         ttft = float(np.mean([run.latencies()["ttft_s"].mean() for run in found.runs]))
         if ready["utilization_max"] < 0.6:  # shared pools above are outside the queueing formulas' trusted region
             assert ttft == pytest.approx(ready["ttft_mean_s"], rel=0.15)
+
+
+def test_the_measured_cliff_of_kimi_k2_5(make_study):
+    """Replays of Claude Code sessions on 4 MI355X (InferenceMAX_Rocm_Team @5988286, 2026-06-03, vLLM 0.21): without
+    offload the hit ratio is 0.95 and 0.92 at 16 and 32 sessions, 0.05 at 40; with DRAM behind HBM the output rate at
+    40 is that at 32 within 10 %. Output of 800 tokens and gaps of 18 s are theirs, by Little's law from their rates."""
+    scale = {"output_tokens": 1.87, "tool_gap_s": 0.3, "human_gap_s": 0.3}
+    choices = {
+        "topologies": "chunked",
+        "accelerators": "mi355x",
+        "tensor_parallel": 4,
+        "pipeline_parallel": 1,
+        "replicas": 1,
+        "max_batch": 256,
+        "token_budget": 8192,
+        "weights": "fp4-experts",
+        "kv": "fp8",
+        "links": "ib-ndr-400",
+        "routing": "affinity",
+        "kv_tiers": ["none", "host-dram"],
+    }
+    study = make_study(
+        "llm=kimi-k2.5",
+        "prices={own: {mi355x: 3}}",
+        "load={concurrent_sessions: 16}",
+        f"workload={{preset: coding-agent, scale: {scale}}}",
+        **choices,
+    )
+    hit, rate = {}, {}
+    for sessions in (16, 32, 40):
+        load = dataclasses.replace(study.workload, concurrent_sessions=np.float32(sessions))
+        found = evaluate(study.space.deployment(np.arange(2)), load, study.slo, study.catalog)
+        hit[sessions], rate[sessions] = np.asarray(found.cache_hit), np.asarray(found.tokens_per_second)
+    assert min(hit[16][0], hit[32][0]) > 0.9 and hit[40][0] < 0.1
+    assert hit[40][1] > 0.9 and rate[40][1] == pytest.approx(rate[32][1], rel=0.1)

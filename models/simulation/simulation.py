@@ -101,7 +101,8 @@ class Simulated:
     def _shown_s(self, first_s: Floats, end_s: Floats, tpot_s: Floats) -> Floats:
         """When the first chunk reaches the user: some decode steps after the first token, at the end at the latest."""
         known_s = np.where(np.isfinite(tpot_s), tpot_s, 0.0)
-        return np.minimum(first_s + self.plan.first_chunk_steps * known_s, end_s)
+        held_s = np.maximum(self.plan.first_chunk_steps * known_s + self.plan.first_chunk_s, 0.0)
+        return np.minimum(first_s + held_s, end_s)
 
     def session_times(self) -> tuple[NDArray[np.int64], Floats]:
         """(rows, seconds) of the sessions that started in the window; infinite where one has not ended."""

@@ -76,6 +76,7 @@ class Plan(NamedTuple):
     whole_sessions: bool  # go on until the sessions that started in the window have ended
     log_start_s: float  # passes that start from here on are logged, as many as fit
     first_chunk_steps: float = 0.0  # decode steps from a call's first token to its first chunk at the user
+    first_chunk_s: float = 0.0  # at most 0: seconds less than that
     cache_ttl_s: float = np.inf  # idle sessions lose their cache after this
     levels: int = 0  # tiers of KV cache below HBM
     tiers: tuple[TierPlan, TierPlan, TierPlan] = (NO_TIER, NO_TIER, NO_TIER)  # nearest first
