@@ -57,7 +57,8 @@ def jacobian(deployment: Deployment, scenario: Scenario, inputs: Sequence[Input]
     """Derivatives of every measure by the logarithm of every input and, last, of all pools' sizes: (n, inputs + 1)."""
     unit = np.eye(len(inputs) + 1, dtype=np.asarray(deployment.balanced).dtype)
     columns = [slope(deployment, scenario, tuple(inputs), jnp.asarray(row)) for row in unit]
-    return Measures(*[np.stack([np.asarray(c[i]) for c in columns], -1) for i in range(len(Measures._fields))])
+    stacked: Any = [np.stack([np.asarray(c[i]) for c in columns], -1) for i in range(len(Measures._fields))]
+    return Measures(*stacked)
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def _seconds(prefill: Parts, decode: Parts, found: Performance, workload: Any) -
     transfer_s, handling_s = _transfer_s(found), _number(pools.request_s)
     alone_s = sum(prefill.values()) + lost_s + transfer_s + handling_s
     disturbed_s = first_s - alone_s + _number(token_s) - sum(decode.values())
-    rows = dict.fromkeys(ROWS, 0.0)
+    rows: Parts = dict.fromkeys(ROWS, 0.0)
     rows |= {name: value for part in (prefill, decode) for name, value in part.items() if name != COLLECTIVES}
     return rows | {
         WAITING: _number(latency.wait.average_s),
@@ -214,7 +214,7 @@ def _dollars(prefill: Parts, decode: Parts, found: Performance, resolved: Resolv
     paid = total - complexity
     weights = (sum(owned), sum(owned)) if shared else (sum(owned[:3]), sum(owned[3:]))
     scale = paid / sum(owned)  # whole instances, and electricity by use
-    rows = dict.fromkeys(ROWS, 0.0)
+    rows: Parts = dict.fromkeys(ROWS, 0.0)
     for part, busy, weight in ((prefill, busy_prefill, weights[0]), (decode, busy_decode, weights[1])):
         whole = sum(part.values())
         for name, value in part.items():

@@ -159,7 +159,7 @@ def _candidates(first: int, optimizer: Optimizer, given: Scenario, inputs: Seque
     """At most SMALL candidates to re-optimise over, the chosen one first: what is best in the scenario or in scenarios
     drawn from twice the inputs' ranges, and all that differ from these in replicas alone."""
     rng = np.random.default_rng(seed)
-    numbers = jax.tree.map(np.asarray, given)
+    numbers: Scenario = jax.tree.map(np.asarray, given)
     votes: dict[int, int] = {}
     for k in range(SCOUTS):
         factors = [1.0] * len(inputs)

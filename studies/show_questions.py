@@ -175,14 +175,17 @@ def show_sensitivity(found: Sensitivity, console: Console) -> None:
         f"{found.title}: {describe(row)} ({row['topology']}), {row['cost_per_hour_usd']:,.2f} USD per hour, attainment "
         f"{row['slo_attainment']:.2%}.",
     )
-    order = table["attainment_points_per_percent"].abs() + table["cost_elasticity"].abs()
-    flips = table[["flips_below", "flips_above"]].notna().any(axis=1)
-    shown = table.loc[order.sort_values(ascending=False).index[:MOST_INPUTS].union(table.index[flips])]
+    weight = np.abs(table["attainment_points_per_percent"].to_numpy(float))
+    weight = weight + np.abs(table["cost_elasticity"].to_numpy(float))
+    flips = table[["flips_below", "flips_above"]].notna().to_numpy().any(axis=1)
+    order = np.argsort(-weight, kind="stable")
+    first = set(order[:MOST_INPUTS].tolist())
+    shown = table.iloc[[int(i) for i in order if int(i) in first or flips[i]]]
     out = Table(title="1 % more of", title_justify="left", title_style="bold", box=None, pad_edge=False)
     out.add_column("")
     for heading in ("attainment, points", "cost, %", "cost at the same attainment, %", "flips the winner at"):
         out.add_column(heading, justify="right")
-    for each in records(shown.reindex(order.loc[shown.index].sort_values(ascending=False).index)):
+    for each in records(shown):
         held = each["cost_elasticity_at_attainment"]
         out.add_row(
             each["input"],
