@@ -15,16 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from breakeven.models.performance import Performance, performance
+from breakeven.models.performance import Performance, coefficients, performance
 from breakeven.models.steps import (
     Coefficients,
     StepTime,
-    attention_coefficients,
-    decode_step,
+    decode_time,
     expert_hit_share,
-    ffn_coefficients,
-    prefill_call,
     prefill_chunks,
+    prefill_time,
 )
 from breakeven.models.tables import Resolved, resolve
 from breakeven.optimizer.evaluator import Evaluator
@@ -117,59 +115,64 @@ Parts = dict[str, float]  # of one phase: its two stages and collectives
 
 def _stages(resolved: Resolved, workload: Any, catalog: Any, found: Performance) -> tuple[Parts, Parts, dict[str, str]]:
     """(seconds of a mean call's prefill, of its decode steps, what dominates each stage), alone and undisturbed."""
-    llm, engine = catalog.llm, catalog.engine
-    kv, p, d = resolved.kv_bytes_per_element, resolved.prefill_attention, resolved.decode_attention
-    pairs = {
-        "prefill": (attention_coefficients(p, llm, engine, kv), ffn_coefficients(resolved.prefill_ffn, llm, engine)),
-        "decode": (attention_coefficients(d, llm, engine, kv), ffn_coefficients(resolved.decode_ffn, llm, engine)),
-    }
-    nodes = workload.resident if _number(found.pools.shared) > 0.5 else workload.recomputed
-    budget = p.choice.token_budget
+    llm, pools = catalog.llm, found.pools
+    nodes = workload.recomputed if _number(pools.moves) > 0.5 else workload.resident
+    chunks = prefill_chunks(nodes.tokens, resolved.prefill_attention.choice.token_budget)
+    machine = pools.decode
+    tokens = found.point.state.batch / machine.micro_batches
+    ranks, context = tokens / machine.data_parallel / machine.workers, workload.decode_context
 
-    def prefill(attention: Coefficients, ffn: Coefficients) -> StepTime:
-        terms = prefill_call(attention, ffn, llm, nodes.tokens, nodes.pairs, nodes.context, budget)
+    def prefill(side: Coefficients) -> StepTime:
+        terms = prefill_time(side, llm, nodes.tokens, nodes.tokens, nodes.pairs, nodes.context, chunks)
         return StepTime(*[jnp.sum(nodes.weight * term) for term in terms])
 
-    def decode(attention: Coefficients, ffn: Coefficients) -> StepTime:
-        shape = (d.choice.pipeline_parallel, d.choice.data_parallel)
-        step = decode_step(attention, ffn, llm, found.point.state.batch, workload.decode_context, *shape)
-        return StepTime(*[term * workload.mean_steps for term in step])
+    def decode(side: Coefficients) -> StepTime:
+        return decode_time(side, llm, tokens, ranks, context).scaled(workload.mean_steps)
 
     parts, dominant = [], dict[str, str]()
-    for phase, run in (("prefill", prefill), ("decode", decode)):
-        attention, ffn = pairs[phase]
-        none: Coefficients = jax.tree.map(jnp.zeros_like, attention)
-        split = {f"{phase} attention": run(attention, none), f"{phase} FFN": run(none, ffn)}
-        part = {name: _number(time.total_s) - _number(time.collective_s) for name, time in split.items()}
-        part[COLLECTIVES] = sum(_number(time.collective_s) for time in split.values())
+    sides = zip(("prefill", "decode"), coefficients(resolved, catalog), (prefill, decode), strict=True)
+    for phase, (attention, ffn), run in sides:
+        times = {f"{phase} attention": (attention, run(attention)), f"{phase} FFN": (ffn, run(ffn))}
+        part = {name: _number(time.total_s) - _number(time.collective_s) for name, (_, time) in times.items()}
+        part[COLLECTIVES] = sum(_number(time.collective_s) for _, time in times.values())
         parts.append(part)
-        for name, one in ((f"{phase} attention", attention), (f"{phase} FFN", ffn)):
-            given = (nodes, budget) if phase == "prefill" else None
-            dominant[name] = _dominant(one, llm, found, workload, given, _number(split[name].overhead_s))
+        for name, (side, time) in times.items():
+            given = (nodes, chunks) if phase == "prefill" else None
+            dominant[name] = _dominant(side, llm, workload, given, (tokens, ranks, context), _number(time.overhead_s))
     return parts[0], parts[1], dominant
 
 
+def _of(value: Any) -> Any:
+    """A coefficient, 0 where a stage has none."""
+    return 0.0 if value is None else value
+
+
 def _dominant(
-    c: Coefficients, llm: Any, found: Performance, workload: Any, prefill: tuple[Any, Any] | None, overhead_s: float
+    c: Coefficients,
+    llm: Any,
+    workload: Any,
+    prefill: tuple[Any, Any] | None,
+    decode: tuple[Any, Any, Any],
+    launch_s: float,
 ) -> str:
     """The largest of a stage's memory traffic, arithmetic and launches."""
+    weights, products = _of(c.projection_s) + _of(c.weight_s), _of(c.projection_token_s) + _of(c.token_s)
+    experts = _of(c.expert_s)
     if prefill is not None:
-        nodes, budget = prefill
+        nodes, chunks = prefill
         tokens = nodes.tokens
-        chunks = prefill_chunks(tokens, budget)
-        memory = c.weight_s * chunks + c.expert_s * expert_hit_share(tokens / chunks, llm) * chunks
-        memory = jnp.sum(nodes.weight * (memory + c.prefill_context_s * nodes.context * chunks))
+        memory = (weights + experts * expert_hit_share(tokens / chunks, llm)) * chunks
+        memory = jnp.sum(nodes.weight * (memory + _of(c.prefill_context_s) * nodes.context * chunks))
         selected = jnp.minimum(nodes.pairs, tokens * llm.sparse_topk)
-        compute = (c.token_s + c.expert_token_s + c.query_s) * tokens
-        compute = jnp.sum(nodes.weight * (compute + c.pair_s * nodes.pairs + c.selected_pair_s * selected))
+        compute = (products + _of(c.expert_token_s) + _of(c.query_s)) * tokens
+        compute = compute + _of(c.pair_s) * nodes.pairs + _of(c.selected_pair_s) * selected
+        compute = jnp.sum(nodes.weight * compute)
     else:
-        tokens = found.point.state.batch / found.pools.pipeline_parallel
-        ranks, context = tokens / found.pools.data_parallel, workload.decode_context
-        cached = c.context_s * context + c.selected_context_s * jnp.minimum(context, llm.sparse_topk)
-        memory = c.weight_s + c.expert_s * expert_hit_share(tokens, llm) + ranks * cached
-        compute = c.token_s * ranks + c.expert_token_s * tokens
-        memory, compute = memory * workload.mean_steps, compute * workload.mean_steps
-    sizes = {"memory": _number(memory), "compute": _number(compute), "launches": overhead_s}
+        tokens, ranks, context = decode
+        cached = _of(c.context_s) * context + _of(c.selected_context_s) * jnp.minimum(context, llm.sparse_topk)
+        memory = (weights + experts * expert_hit_share(tokens, llm) + ranks * cached) * workload.mean_steps
+        compute = (products * ranks + _of(c.expert_token_s) * tokens) * workload.mean_steps
+    sizes = {"memory": _number(memory), "compute": _number(compute), "launches": launch_s}
     return max(sizes, key=lambda name: sizes[name])
 
 
@@ -202,7 +205,7 @@ def _dollars(prefill: Parts, decode: Parts, found: Performance, resolved: Resolv
     """USD per hour of the fleet: pools by the share of time they work on each stage, the rest is head room."""
     total = _number(found.fleet.cost_per_hour_usd)
     complexity = _number(found.fleet.complexity_usd_per_hour)
-    shared = _number(found.pools.shared) > 0.5
+    shared = _number(found.pools.moves) < 0.5
     busy_prefill = min(_number(found.utilization_prefill), 1.0)
     busy_decode = min(_number(found.utilization_decode), 1.0)
     if shared:
