@@ -44,6 +44,7 @@ class Hardware:
     power_w: Array
     all_in_power_w: Array
     usd_per_hour: Array
+    electricity_usd_per_hour: Array  # of an owned one at full use, beside usd_per_hour; 0.0 where rented
     available: Array  # how many one can have
     hopper: Array  # 1.0 where the host launches slower (engines.toml)
     weight_bandwidth: Array  # from here on: achieved shares of the peak (efficiency.toml)
@@ -109,10 +110,12 @@ class Economy:
 
     whole_instances: Array  # 1.0: accelerators are paid by whole instances of `per_instance`
     pool_usd_per_hour: Array  # running cost of each pool beyond the first
+    second_kind_usd_per_hour: Array  # and of each kind of accelerator beyond the first
     idle_power_share: Array  # share of an accelerator's power that it draws when idle
     power_overhead: Array  # PUE
     budget_usd_per_hour: Array
     max_power_w: Array  # provisioned, all in
+    success_rate: Array  # sessions that solve their task, a share
 
 
 @jax.tree_util.register_dataclass
@@ -161,7 +164,9 @@ def _arithmetic_rates(accelerator: Accelerator) -> dict[str, float]:
     return {f"{key}_flops_per_s": rate for key, rate in wider.items()}
 
 
-def _hardware_row(accelerator: Accelerator, usd_per_hour: float, available: float) -> dict[str, float]:
+def _hardware_row(
+    accelerator: Accelerator, usd_per_hour: float, available: float, electricity_usd_per_hour: float
+) -> dict[str, float]:
     copied = [
         "memory_bytes",
         "memory_bandwidth_bytes_per_s",
@@ -177,7 +182,8 @@ def _hardware_row(accelerator: Accelerator, usd_per_hour: float, available: floa
     row = {name: float(getattr(accelerator, name)) for name in copied}
     row |= _arithmetic_rates(accelerator) | efficiency(accelerator.generation)
     hopper = float(accelerator.generation == "hopper")
-    return row | {"usd_per_hour": usd_per_hour, "available": available, "hopper": hopper}
+    money = {"usd_per_hour": usd_per_hour, "electricity_usd_per_hour": electricity_usd_per_hour}
+    return row | money | {"available": available, "hopper": hopper}
 
 
 def engine(name: str, overrides: Mapping[str, float] | None = None) -> Engine:
@@ -208,9 +214,11 @@ def catalog(
     llm: LLM,
     engine: Engine,
     economy: Economy,
+    electricity_usd_per_hour: Sequence[float] | None = None,
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
-    rows = [_hardware_row(*row) for row in zip(accelerators, usd_per_hour, available, strict=True)]
+    electricity = [0.0] * len(accelerators) if electricity_usd_per_hour is None else electricity_usd_per_hour
+    rows = [_hardware_row(*row) for row in zip(accelerators, usd_per_hour, available, electricity, strict=True)]
     kv_rows = table("precisions")["kv"]
     return Catalog(
         hardware=Hardware(**{k: _floats([row[k] for row in rows]) for k in Hardware.__dataclass_fields__}),
