@@ -10,7 +10,6 @@ scatter; what was found is written in docs/simulation.md.
 import argparse
 import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,7 @@ def shares(found: Replications, name: str, bounds: np.ndarray, modelled: np.ndar
     """The model's share within each bound beside the simulated one, and by how much it is outside of it."""
 
     def simulated(bound: float) -> tuple[float, float]:
-        share = found.attainment(Bounds(**{f"{name}_s": float(bound)}))[name]
+        share = found.attainment(Bounds()._replace(**{f"{name}_s": float(bound)}))[name]  # pyright: ignore[reportArgumentType]
         return share.value, share.half_width / 2.0
 
     rows = []
@@ -215,35 +214,32 @@ def _within(column: str) -> Callable[[pd.DataFrame], float]:
     return lambda frame: float((frame[column].abs() <= WITHIN).mean())
 
 
+def resolved(frame: pd.DataFrame) -> pd.DataFrame:
+    """The comparisons that the simulation resolves, with whether the model is trusted and which pools there are."""
+    trusted = frame["unverified"].fillna("").eq("")
+    pools = [len(TOPOLOGIES[name].pools) for name in frame["topology"]]
+    known = frame["error"].lt(STANDARD_ERROR) & ~frame["saturated"]
+    return frame.assign(trusted=trusted, pool=np.where(np.array(pools) == 1, "shared", "apart")).loc[known]
+
+
 def summary(frame: pd.DataFrame) -> str:
     """How often the two are within 0.03, of the comparisons that the simulation resolves."""
-    frame = frame.assign(trusted=frame["unverified"].fillna("") == "", pool=frame["topology"].map(_pools))
-    known = frame[(frame["error"] < STANDARD_ERROR) & ~frame["saturated"]]
-    parts = [
-        f"{frame['case'].nunique()} deployments, {frame[frame['trusted']]['case'].nunique()} in the trusted region"
-    ]
+    known = resolved(frame)
+    trusted = frame.loc[frame["unverified"].fillna("").eq("")]
+    parts = [f"{len(set(frame['case']))} deployments, {len(set(trusted['case']))} in the trusted region"]
     parts.append(f"{len(frame) - len(known)} of {len(frame)} comparisons unresolved or saturated")
-    for by in (["trusted", "metric"], ["trusted", "metric", "pool"], ["trusted", "metric", "workload"]):
-        grouped = known.groupby(by)["apart"]
-        parts.append(
-            grouped.agg(
-                points="size",
-                mean="mean",
-                mean_abs=lambda x: x.abs().mean(),
-                within=lambda x: (x.abs() <= WITHIN).mean(),
-            )
-            .round(3)
-            .to_string()
-        )
-    cases = frame[~frame["saturated"]].drop_duplicates("case")
-    hits = (cases["hit"] - cases["hit_simulated"]).abs()
-    near = [float(found.le(HIT_WITHIN).mean()) for found in (hits[cases["trusted"]], hits)]
+    for by in (["metric"], ["metric", "pool"], ["metric", "workload"], ["metric", "share"]):
+        grouped = known.assign(far=known["apart"].abs()).groupby(["trusted", *by])
+        table = grouped.agg(points=("apart", "size"), mean=("apart", "mean"), mean_distance=("far", "mean"))
+        parts.append(table.assign(within=grouped["far"].apply(lambda x: (x <= WITHIN).mean())).round(3).to_string())
+    near = [_near(some) for some in (trusted, frame)]
     parts.append(f"hit ratio within {HIT_WITHIN}: {near[0]:.3f} of the trusted, {near[1]:.3f} of all")
     return "\n\n".join(parts)
 
 
-def _pools(topology: str) -> str:
-    return "shared" if len(TOPOLOGIES[topology].pools) == 1 else "apart"
+def _near(frame: pd.DataFrame) -> float:
+    cases = frame.loc[~frame["saturated"]].groupby("case").first()
+    return float(np.mean(np.abs(cases["hit"] - cases["hit_simulated"]) <= HIT_WITHIN))
 
 
 def draw(frame: pd.DataFrame, path: Path) -> None:
@@ -254,12 +250,12 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
     import matplotlib.pyplot as plt
     import seaborn as sns
 
-    frame = frame[(frame["error"] < STANDARD_ERROR) & ~frame["saturated"]]
-    shown = frame.assign(trust=np.where(frame["unverified"].fillna("") == "", "trusted", "unverified"))
+    known = resolved(frame)
+    shown = known.assign(trust=np.where(known["trusted"], "trusted", "unverified"))
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
         figure, axes = plt.subplots(2, 2, figsize=(11.0, 10.0), layout="constrained", sharex=True, sharey=True)
         for ax, name in zip(axes.flat, CDFS, strict=True):
-            part = shown[shown["metric"] == name]
+            part = shown.loc[shown["metric"].eq(name)]
             sns.scatterplot(
                 part, x="model", y="simulated", hue="topology", style="trust", style_order=["trusted", "unverified"],
                 palette="colorblind", alpha=0.7, ax=ax, legend=name == "ttft",
