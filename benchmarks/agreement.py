@@ -210,10 +210,6 @@ def main() -> None:
     draw(frame, options.out / "agreement.png")
 
 
-def _within(column: str) -> Callable[[pd.DataFrame], float]:
-    return lambda frame: float((frame[column].abs() <= WITHIN).mean())
-
-
 def resolved(frame: pd.DataFrame) -> pd.DataFrame:
     """The comparisons that the simulation resolves, with whether the model is trusted and which pools there are."""
     trusted = frame["unverified"].fillna("").eq("")

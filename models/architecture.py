@@ -156,6 +156,11 @@ class Architecture:
         return getattr(self._main_mixer, "head_dim", 0)
 
     @property
+    def head_pair_flops(self) -> float:
+        """Prefill FLOPs of one query head for one (query, key) pair; 1 without attention."""
+        return self._main_mixer.prefill_flops_per_pair / self.heads or 1.0
+
+    @property
     def shardable_heads(self) -> int:
         """Largest number of tensor-parallel ranks that divides the heads of every layer."""
         return math.gcd(*(m.heads for m in self.mixers))

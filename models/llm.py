@@ -119,9 +119,11 @@ class LLM:
     prefill_flops_per_pair: Array  # per (query token, key token), scores and values, full layers
     decode_flops_per_pair: Array  # the same in the absorbed form of latent attention
     index_flops_per_pair: Array
+    head_pair_flops: Array  # prefill FLOPs per pair of one head
     window_flops_per_pair: Array
     sparse_topk: Array  # keys that a query reads at most; inf without sparse attention
     linear_flops_per_token: Array
+    latent: Array  # 1 with latent attention, else 0
     mla: Array  # 1 where latent or linear attention makes kernels slower per layer, else 0
     max_context: Array  # tokens
 
@@ -154,9 +156,11 @@ class LLM:
             "prefill_flops_per_pair": a.over_layers("prefill_flops_per_pair", "full"),
             "decode_flops_per_pair": a.over_layers("decode_flops_per_pair", "full"),
             "index_flops_per_pair": a.over_layers("index_flops_per_pair"),
+            "head_pair_flops": a.head_pair_flops,
             "window_flops_per_pair": a.over_layers("prefill_flops_per_pair", "window"),
             "sparse_topk": a.sparse_topk or math.inf,
             "linear_flops_per_token": a.over_layers("linear_flops_per_token"),
+            "latent": a.latent is not None,
             "mla": a.latent is not None or a.linear_layers > 0,
             "max_context": a.max_context,
         }

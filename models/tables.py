@@ -16,12 +16,14 @@ from breakeven.models.catalog import table
 from breakeven.models.deployment import Deployment, Stage
 from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.inputs import pick
+from breakeven.models.kernel_curves import curves
 from breakeven.models.llm import LLM
+from breakeven.models.local import Correction, Local, correction
+from breakeven.models.tiers import Stack, TierRows, tier_rows
 from breakeven.models.topology import STAGES
 
 ARITHMETIC = ("bf16", "int8", "fp8", "fp4")
 TENSOR_CLASSES = ("attention", "dense", "experts", "head")
-EFFICIENCIES = tuple(key for key in table("efficiency")["default"] if key not in ("source", "fitted"))
 
 
 @jax.tree_util.register_dataclass
@@ -47,19 +49,7 @@ class Hardware:
     electricity_usd_per_hour: Array  # of an owned one at full use, beside usd_per_hour; 0.0 where rented
     available: Array  # how many one can have
     hopper: Array  # 1.0 where the host launches slower (engines.toml)
-    weight_bandwidth: Array  # from here on: achieved shares of the peak (efficiency.toml)
-    expert_bandwidth: Array
-    kv_bandwidth: Array
-    gemm_bf16: Array
-    gemm_fp8: Array
-    gemm_int8: Array
-    gemm_fp4: Array
-    expert_gemm: Array
-    prefill_attention: Array
-    decode_attention: Array
-    collective_bandwidth: Array
-    alltoall_bandwidth: Array
-    expert_imbalance: Array
+    kernels: dict[str, dict[str, Array]]  # what operators achieve (kernels.toml): operator -> number of its curve
 
 
 @jax.tree_util.register_dataclass
@@ -91,12 +81,14 @@ class Engine:
     moe_layer_s: Array
     step_s: Array
     sequence_s: Array
-    allreduce_s: Array
-    alltoall_s: Array
+    allreduce_s: Array  # beside the kernel's own latency
+    alltoall_share: Array  # of the latency of the measured dispatch and combine
     hopper_factor: Array
     request_s: Array
     request_token_s: Array  # of each prompt token
     first_chunk_steps: Array  # decode steps until the first token reaches the user
+    activation_passes: Array  # memory passes over a layer's hidden state beside its matrix products
+    expert_imbalance: Array  # slowest rank over the mean where whole experts sit on ranks
     burst_factor: Array  # time of a prompt in a burst of prompts over its time alone
     reserve_output_share: Array  # of the output, what admission counts beside the prompt (mean need: 0.5)
     memory_fraction: Array
@@ -130,27 +122,15 @@ class Catalog:
     llm: LLM
     engine: Engine
     economy: Economy
+    local: Local | None = None  # corrections from the user's own measurements
+    tiers: TierRows | None = None  # of KV cache below HBM
 
 
 def _floats(values: Sequence[float]) -> Array:
     return jnp.asarray(np.asarray(values, np.float64), jnp.float32)
 
 
-def efficiency(generation: str) -> dict[str, float]:
-    """Achieved shares of an accelerator generation: its own, what it is `like`, else the default's."""
-    rows = table("efficiency")
-    own = rows.get(generation, {})
-    base = efficiency(own["like"]) if "like" in own else rows["default"]
-    return {key: float(own.get(key, base[key])) for key in EFFICIENCIES}
-
-
-def efficiency_source(generation: str) -> str:
-    """Where the achieved shares of a generation come from, for `explain`."""
-    rows = table("efficiency")
-    return str(rows.get(generation, rows["default"])["source"])
-
-
-def _arithmetic_rates(accelerator: Accelerator) -> dict[str, float]:
+def arithmetic_rates(accelerator: Accelerator) -> dict[str, float]:
     """FLOP/s per arithmetic; where the hardware lacks one, that of the next wider one it has."""
     own = {
         "bf16": accelerator.bf16_flops_per_s,
@@ -180,10 +160,18 @@ def _hardware_row(
         "all_in_power_w",
     ]
     row = {name: float(getattr(accelerator, name)) for name in copied}
-    row |= _arithmetic_rates(accelerator) | efficiency(accelerator.generation)
+    row |= arithmetic_rates(accelerator)
     hopper = float(accelerator.generation == "hopper")
     money = {"usd_per_hour": usd_per_hour, "electricity_usd_per_hour": electricity_usd_per_hour}
     return row | money | {"available": available, "hopper": hopper}
+
+
+def _kernel_columns(accelerators: Sequence[Accelerator]) -> dict[str, dict[str, Array]]:
+    rows = [curves(accelerator.generation) for accelerator in accelerators]
+    return {
+        operator: {name: _floats([row[operator][name] for row in rows]) for name in numbers}
+        for operator, numbers in rows[0].items()
+    }
 
 
 def engine(name: str, overrides: Mapping[str, float] | None = None) -> Engine:
@@ -215,13 +203,17 @@ def catalog(
     engine: Engine,
     economy: Economy,
     electricity_usd_per_hour: Sequence[float] | None = None,
+    kv_tiers: Sequence[Stack] = (),
+    local: Local | None = None,
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
     electricity = [0.0] * len(accelerators) if electricity_usd_per_hour is None else electricity_usd_per_hour
     rows = [_hardware_row(*row) for row in zip(accelerators, usd_per_hour, available, electricity, strict=True)]
     kv_rows = table("precisions")["kv"]
     return Catalog(
-        hardware=Hardware(**{k: _floats([row[k] for row in rows]) for k in Hardware.__dataclass_fields__}),
+        hardware=Hardware(
+            **{name: _floats([row[name] for row in rows]) for name in rows[0]}, kernels=_kernel_columns(accelerators)
+        ),
         links=Links(
             _floats([link.bytes_per_s * link.efficiency for link in links]),
             _floats([link.latency_s for link in links]),
@@ -232,6 +224,8 @@ def catalog(
         llm=jax.tree.map(lambda leaf: jnp.float32(min(float(leaf), 1e12)), llm),
         engine=engine,
         economy=economy,
+        local=local,
+        tiers=tier_rows(kv_tiers),
     )
 
 
@@ -250,6 +244,12 @@ class ResolvedStage:
     dense_flops_per_s: Array
     experts_flops_per_s: Array
     head_flops_per_s: Array
+    attention_read_bytes_per_s: Array  # achieved bandwidth of reading weights
+    dense_read_bytes_per_s: Array
+    experts_read_bytes_per_s: Array
+    head_read_bytes_per_s: Array
+    experts_latency_s: Array  # of one layer's grouped products
+    experts_permute_bytes: Array  # per element of a token's copies
 
 
 @jax.tree_util.register_dataclass
@@ -267,6 +267,8 @@ class Resolved:
     link_latency_s: Array
     link_through_nic: Array
     balanced: Array
+    tiers: TierRows | None  # (n, LEVELS)
+    correction: Correction | None = None
 
     @property
     def stages(self) -> tuple[ResolvedStage, ...]:
@@ -277,21 +279,23 @@ class Resolved:
 def _resolve_stage(stage: Stage, catalog: Catalog) -> ResolvedStage:
     hw: Hardware = jax.tree.map(lambda column: column[stage.accelerator], catalog.hardware)
     schemes = catalog.weight_schemes
-    gemm = (
-        hw.gemm_bf16 * hw.bf16_flops_per_s,
-        hw.gemm_int8 * hw.int8_flops_per_s,
-        hw.gemm_fp8 * hw.fp8_flops_per_s,
-        hw.gemm_fp4 * hw.fp4_flops_per_s,
-    )
-    grouped = tuple(
-        hw.expert_gemm * rate
-        for rate in (hw.bf16_flops_per_s, hw.int8_flops_per_s, hw.fp8_flops_per_s, hw.fp4_flops_per_s)
-    )
-    rates = {}
-    for c, tensor in enumerate(TENSOR_CLASSES):
-        achieved = grouped if tensor == "experts" else gemm
-        parts = [schemes.arithmetic[:, c, a][stage.weights] * achieved[a] for a in range(len(ARITHMETIC))]
-        rates[f"{tensor}_flops_per_s"] = sum(parts[1:], parts[0])
+
+    def of_class(tensor: str, name: str, peak: bool = False) -> Array:
+        """A number of the product's curve, for the arithmetic that the weight scheme gives this tensor class."""
+        kind, c = "experts" if tensor == "experts" else "gemm", TENSOR_CLASSES.index(tensor)
+        parts = []
+        for a, arithmetic in enumerate(ARITHMETIC):
+            number = hw.kernels[f"{kind}_{arithmetic}"][name] * (
+                getattr(hw, f"{arithmetic}_flops_per_s") if peak else 1.0
+            )
+            parts.append(schemes.arithmetic[:, c, a][stage.weights] * number)
+        return sum(parts[1:], parts[0])
+
+    rates = {f"{tensor}_flops_per_s": of_class(tensor, "share", peak=True) for tensor in TENSOR_CLASSES}
+    for tensor in TENSOR_CLASSES:
+        rates[f"{tensor}_read_bytes_per_s"] = hw.memory_bandwidth_bytes_per_s * of_class(tensor, "read")
+    for name in ("latency_s", "permute_bytes"):
+        rates[f"experts_{name}"] = of_class("experts", name)
     sizes = {f"{t}_bytes": schemes.bytes_per_weight[:, c][stage.weights] for c, t in enumerate(TENSOR_CLASSES)}
     return ResolvedStage(choice=stage, hardware=hw, **sizes, **rates)
 
@@ -306,4 +310,6 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         link_latency_s=catalog.links.latency_s[deployment.link],
         link_through_nic=catalog.links.through_nic[deployment.link],
         balanced=deployment.balanced,
+        correction=None if catalog.local is None else correction(deployment, catalog.local),
+        tiers=jax.tree.map(lambda column: column[deployment.kv_tiers], catalog.tiers),
     )

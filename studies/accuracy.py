@@ -1,6 +1,7 @@
 """What `validate` and `calibrate` print: tables of errors, coverage, and what the fit moved."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ from rich.table import Table
 
 from breakeven.studies.calibrate import SETTINGS
 from breakeven.studies.calibrated import Calibration, summary
+from breakeven.studies.kernel_fit import FittedCurve, curve_table, errors_by_kind
 from breakeven.studies.validate import BAND, best_order, coverage, excluded, report
 
 FIGURES = ("mape", "median", "bias", "rank")
@@ -89,3 +91,24 @@ def show_calibration(found: Calibration, console: Console) -> None:
         figures = f"{row['prior']:.3g}", f"{row['value']:.3g}", f"{row['moved_sd']:+.1f}"
         out.add_row(row["field"], row["owner"], *figures)
     console.print(out)
+
+
+def show_kernels(found: Sequence[FittedCurve], left: Mapping[str, int], console: Console) -> None:
+    """Every curve with its errors, those of the catalogue marked; errors by kind of operator; rows left out."""
+    out = Table(box=None, pad_edge=False)
+    for name in ("operator", "generation", "kernel", "", "rows", "beyond caches", "median", "worst decile"):
+        out.add_column(name, justify="left" if name in ("operator", "generation", "kernel", "") else "right")
+    for row in curve_table(found).sort_values(["operator", "generation"]).to_dict("records"):
+        kernel, mark = f"{row['library']} {row['variant']}".strip(), "shipped" if row["shipped"] else ""
+        counts = f"{row['rows']:,.0f}", f"{row['beyond_caches']:,.0f}"
+        errors = _cell(row["median"], ""), _cell(row["worst_decile"], "")
+        out.add_row(row["operator"], row["generation"], kernel, mark, *counts, *errors)
+    console.print(out)
+    for words, only in (("all curves", False), ("the catalogue's", True)):
+        for kind, e in errors_by_kind(found, only).items():
+            console.print(
+                f"{words}, {kind}: {e['rows']:,.0f} rows beyond the caches, "
+                f"median error {e['median']:.1%}, worst decile {e['worst_decile']:.1%}"
+            )
+    for reason, count in left.items():
+        console.print(f"  {count:>6,}  left out: {reason}")

@@ -1,4 +1,4 @@
-"""Calibration: engine overheads and achieved shares from measured points, by a robust fit under tight priors.
+"""Calibration: what serving engines add to their kernels, from measured points, by a robust fit under tight priors.
 
 Minimises, over x = ln(value / prior) and the log residuals r of TTFT and TPOT,
 
@@ -20,8 +20,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from breakeven.models.catalog import table
-from breakeven.models.hardware import accelerators
-from breakeven.models.tables import Engine, Hardware
+from breakeven.models.tables import Engine
 from breakeven.studies.benchmark import Inputs, predict
 from breakeven.studies.measured import Point
 
@@ -35,9 +34,9 @@ DAMPING = (0.0, 1e-2, 1e-1, 1.0, 10.0)  # of the diagonal, tried in turn until a
 class Parameter:
     """A number that the fit may move, times e^x."""
 
-    kind: str  # efficiency, engine or memory
+    kind: str  # engine or memory
     field: str
-    owners: tuple[str, ...]  # generations or engines
+    owners: tuple[str, ...]  # engines
     prior: float
     sd: float
 
@@ -52,30 +51,17 @@ def parameters(*kinds: str) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def generation_owner(generation: str) -> str:
-    """The generation whose achieved shares this one uses."""
-    row = table("efficiency").get(generation, {})
-    return generation_owner(row["like"]) if "like" in row else generation
-
-
 def _owned(parameter: Parameter) -> Floats:
-    """1 where a row of the accelerators or engines belongs to the parameter."""
-    if parameter.kind == "efficiency":
-        names = [generation_owner(a.generation) for a in accelerators().values()]
-    else:
-        names = list(table("engines"))
-    return np.array([float(name in parameter.owners) for name in names])
+    """1 where a row of the engines belongs to the parameter."""
+    return np.array([float(name in parameter.owners) for name in table("engines")])
 
 
 def with_values(given: Inputs, moved: Sequence[Parameter], values: Any) -> Inputs:
     """The inputs with the parameters at these values."""
-    hardware = {f.name: getattr(given.shared.hardware, f.name) for f in dataclasses.fields(Hardware)}
     engines = {f.name: getattr(given.engines, f.name) for f in dataclasses.fields(Engine)}
     for parameter, value in zip(moved, values, strict=True):
-        columns = hardware if parameter.kind == "efficiency" else engines
-        columns[parameter.field] = jnp.where(_owned(parameter) > 0.5, value, columns[parameter.field])
-    shared = dataclasses.replace(given.shared, hardware=Hardware(**hardware))
-    return dataclasses.replace(given, shared=shared, engines=Engine(**engines))
+        engines[parameter.field] = jnp.where(_owned(parameter) > 0.5, value, engines[parameter.field])
+    return dataclasses.replace(given, engines=Engine(**engines))
 
 
 def _priors(moved: Sequence[Parameter]) -> Floats:
@@ -123,13 +109,18 @@ def fit(
     start: Floats | None = None,
     strength: float = SETTINGS["strength"],
     steps: int = STEPS,
+    jacobian: Floats | None = None,
 ) -> Floats:
-    """x that minimises the loss over residuals of positive `weight`, (points, 2)."""
+    """x that minimises the loss over residuals of positive `weight`, (points, 2).
+
+    A `jacobian` given is kept for all steps: enough near a solution, and far cheaper.
+    """
     scale, sd = SETTINGS["scale"], np.array([parameter.sd for parameter in task.moved])
     x = np.zeros(len(sd)) if start is None else start.copy()
     loss = _loss(task.residuals(x), weight, x, sd, strength)
     for _ in range(steps):
-        r, j = task.residuals(x).ravel(), np.nan_to_num(task.jacobian(x), posinf=0.0, neginf=0.0)
+        r = task.residuals(x).ravel()
+        j = np.nan_to_num(task.jacobian(x) if jacobian is None else jacobian, posinf=0.0, neginf=0.0)
         j = np.clip(j.reshape(len(r), -1), -20.0, 20.0)
         w = weight.ravel() / np.sqrt(1.0 + (r / scale) ** 2) / scale**2
         gradient = j.T @ (w * r) + strength * x / sd**2
@@ -150,12 +141,16 @@ def fit(
 def left_out(
     task: Problem, points: Sequence[Point], weight: Floats, start: Floats, folds: int = 0, **options: Any
 ) -> Floats:
-    """Residuals of each point by a fit that never saw its (model, accelerator) combination, (points, 2)."""
+    """Residuals of each point by a fit that never saw its (model, accelerator) combination, (points, 2).
+
+    Each fold descends from `start`, the fit on all, with the derivative there.
+    """
     combinations = sorted({point.combination for point in points})
     fold_of = {c: i % folds if folds else i for i, c in enumerate(combinations)}
     fold = np.array([fold_of[point.combination] for point in points])
     out = np.full((len(points), 2), np.nan)
+    jacobian = task.jacobian(start)
     for k in sorted(set(fold)):
-        x = fit(task, weight * (fold != k)[:, None], start, **options)
+        x = fit(task, weight * (fold != k)[:, None], start, jacobian=jacobian, **options)
         out[fold == k] = task.residuals(x)[fold == k]
     return out

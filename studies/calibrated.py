@@ -10,7 +10,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from breakeven.models.catalog import text
-from breakeven.models.hardware import accelerators
 from breakeven.models.inputs import InputError
 from breakeven.studies.benchmark import Inputs, inputs, predict_jitted
 from breakeven.studies.calibrate import (
@@ -18,7 +17,6 @@ from breakeven.studies.calibrate import (
     Floats,
     Parameter,
     fit,
-    generation_owner,
     left_out,
     parameters,
     problem,
@@ -62,9 +60,8 @@ class Calibration:
         return table
 
     def save(self, folder: Path) -> None:
-        """Write the catalogue's two files with the fitted values, and errors.csv."""
-        for name in ("efficiency", "engines"):
-            (folder / f"{name}.toml").write_text(fitted_file(self, name), encoding="utf-8")
+        """Write engines.toml with the fitted values, and errors.csv."""
+        (folder / "engines.toml").write_text(fitted_file(self), encoding="utf-8")
         self.errors.to_csv(folder / "errors.csv", index=False, float_format="%.5g")
         self.table.to_csv(folder / "parameters.csv", index=False, float_format="%.5g")
 
@@ -84,7 +81,7 @@ def calibrate(points: Sequence[Point], folds: int = 0) -> Calibration:
     start = predict_jitted(with_priors(given))
     fill = np.asarray(start.fill, float)
     fits = np.asarray(start.excess) <= 0.0
-    moved = parameters("efficiency", "engine")
+    moved = parameters("engine")
     task = problem(used, moved, given=with_priors(given))
     weight = np.repeat((fits & (fill < SETTINGS["most_fill"])).astype(float)[:, None], 2, axis=1)
     x = fit(task, weight)
@@ -100,7 +97,7 @@ def calibrate(points: Sequence[Point], folds: int = 0) -> Calibration:
 
 def with_priors(given: Inputs) -> Inputs:
     """The inputs at the priors of everything that may move: a fit does not start from an earlier one."""
-    every = parameters("efficiency", "engine", "memory")
+    every = parameters("engine", "memory")
     return with_values(given, every, [p.prior for p in every])
 
 
@@ -114,14 +111,12 @@ def summary(residuals: Floats, where: NDArray[np.bool_]) -> dict[str, float]:
     return found
 
 
-def fitted_file(found: Calibration, name: str) -> str:
-    """The catalogue file `name` with the fitted values in place, and a source that says where they come from."""
-    kinds = ("efficiency",) if name == "efficiency" else ("engine", "memory")
-    sections: list[str] = re.split(r"(?m)^(?=\[)", text(f"{name}.toml"))
+def fitted_file(found: Calibration) -> str:
+    """engines.toml with the fitted values in place, and a source that says where they come from."""
+    sections: list[str] = re.split(r"(?m)^(?=\[)", text("engines.toml"))
     for parameter, value in zip(found.moved, found.values, strict=True):
-        if parameter.kind in kinds:
-            for owner in parameter.owners:
-                sections = [_with_value(s, owner, parameter.field, value) for s in sections]
+        for owner in parameter.owners:
+            sections = [_with_value(s, owner, parameter.field, value) for s in sections]
     return "".join(_with_source(s, found) for s in sections)
 
 
@@ -136,7 +131,7 @@ def _with_source(section: str, found: Calibration) -> str:
     owner = section[1 : section.index("]")] if section.startswith("[") else ""
     if owner not in {name for p in found.moved for name in p.owners}:
         return section
-    seen = np.array([owner in (p.engine, _generation(p)) for p in found.points]) & (found.fill < SETTINGS["most_fill"])
+    seen = np.array([owner == p.engine for p in found.points]) & (found.fill < SETTINGS["most_fill"])
     if not seen.any():
         return section
     errors = summary(found.unseen, seen)
@@ -146,7 +141,3 @@ def _with_source(section: str, found: Calibration) -> str:
         f"median error on left-out (model, accelerator) pairs {tpot}, {ttft}"
     )
     return re.sub(r'(?m)^source = ".*"$', lambda _: f'source = "{words}"', section)
-
-
-def _generation(point: Point) -> str:
-    return generation_owner(accelerators()[point.accelerator].generation)

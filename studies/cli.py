@@ -9,6 +9,8 @@ import typer
 from typer.exceptions import TyperException
 
 from breakeven.models.inputs import InputError
+from breakeven.studies import questions
+from breakeven.studies.arguments import SetOption, StudyArgument, default_folder, study_path, writable
 
 app = typer.Typer(
     name="breakeven",
@@ -21,65 +23,51 @@ app = typer.Typer(
 
 NOTHING, BAD_INPUT, OUR_FAULT, INTERRUPTED = 1, 2, 3, 130
 
-StudyArgument = Annotated[str, typer.Argument(metavar="STUDY.yaml", help="A study file, or the name of a shipped one.")]
-
-
-def _study_path(name: str) -> Path:
-    """The study file named: a path, or a shipped study's name with or without .yaml."""
-    path = Path(name)
-    shipped = Path(__file__).parent / f"{path.name.removesuffix('.yaml')}.yaml"
-    if not path.exists() and path.name == name and shipped.exists():
-        return shipped
-    return path
+LocalOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Corrections that `calibrate --local` measured on your system.")
+]
 
 
 @app.command()
 def run(
     study: StudyArgument,
     out: Annotated[Path | None, typer.Option(help="Output folder (default: out/NAME).")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field of the study; repeatable.")
-    ] = None,
+    set_: SetOption = None,
     search: Annotated[str | None, typer.Option(help="auto, exhaustive or optuna.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of an Optuna search.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL (default: in memory).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search and of the simulations.")] = None,
     verify: Annotated[bool | None, typer.Option(help="Simulate the candidates that matter (default: yes).")] = None,
+    local: LocalOption = None,
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
     from breakeven.studies.console import progress_bar, screen, show_result
-    from breakeven.studies.report import write_report
+    from breakeven.studies.report import write_explanation, write_report
     from breakeven.studies.run import remember_compiled
     from breakeven.studies.run import run as run_study
     from breakeven.studies.study import Study
 
     options = {"method": search, "trials": trials, "seed": seed, "verify": verify}
     changes = [*(set_ or []), *[f"search.{k}={v}" for k, v in options.items() if v is not None]]
-    loaded = Study.load(_study_path(study), changes)
-    folder = _writable(out or Path("out") / Path(study).name.removesuffix(".yaml"))
+    if local is not None:
+        changes.append(f"local={local.resolve()}")
+    loaded = Study.load(study_path(study), changes)
+    folder = writable(out or default_folder(study))
     remember_compiled()
     with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
         result = run_study(loaded, progress, storage, verifying)
     result.save(folder)
     _draw(folder)
-    write_report(result, folder)
+    write_explanation(result, folder)
+    write_report(folder)
     show_result(result, screen())
-    typer.echo(f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html")
+    typer.echo(
+        f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html, report.md"
+    )
     if result.interrupted:
         typer.echo("Interrupted: this is what was found until then.", err=True)
         return INTERRUPTED
     return 0 if result.best is not None else NOTHING
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError("--out", str(folder), f"cannot be written: {error.strerror}") from None
-    return folder
 
 
 def _draw(folder: Path) -> None:
@@ -111,10 +99,21 @@ def _draw(folder: Path) -> None:
 
 
 @app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")]) -> int:
+    """Write report.html and report.md again, with what other commands have added to the folder since."""
+    from breakeven.studies.report import write_report
+
+    write_report(folder)
+    typer.echo(f"Written: {folder / 'report.html'}, {folder / 'report.md'}")
+    return 0
+
+
+@app.command()
 def explain(
     deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT.yaml|DIR[:row]", help="What to explain.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     against: Annotated[str | None, typer.Option(metavar="BASELINE", help="Show it beside another deployment.")] = None,
+    local: LocalOption = None,
 ) -> int:
     """Show one deployment term by term: time, memory, utilization, money, and where the numbers come from."""
     import json
@@ -124,7 +123,7 @@ def explain(
     from breakeven.studies.explain import explain as explain_deployment
     from breakeven.studies.run import remember_compiled
 
-    deployed = read_deployment(deployment)
+    deployed = read_deployment(deployment, local)
     baseline = read_deployment(against) if against else None
     remember_compiled()
     found = explain_deployment(deployed)
@@ -165,6 +164,7 @@ def simulate(
         float | None,
         typer.Option(min=1e-9, help="Sessions per second of a replay (default: as recorded, else the load)."),
     ] = None,
+    local: LocalOption = None,
 ) -> int:
     """Play one deployment forward, call by call, and show what it does beside what the model predicts."""
     from breakeven.studies.console import screen, show_simulation
@@ -176,27 +176,27 @@ def simulate(
 
     given = trace_fields(trace, format_, skip_bad_rows, column_map, option or (), rate)
 
-    deployed = read_deployment(deployment)
-    folder = _writable(out) if out else None
+    deployed = read_deployment(deployment, local)
+    folder = writable(out) if out else None
     if perfetto:
-        _writable(perfetto.parent)
+        writable(perfetto.parent)
     remember_compiled()
     if given is None:
-        report = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
+        found = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
     else:
-        report, notes = replay_trace(deployed, given, rate, seed, log=perfetto is not None)
+        found, notes = replay_trace(deployed, given, rate, seed, log=perfetto is not None)
         for line in notes:
             screen().print(line, highlight=False, markup=False, soft_wrap=True)
-    show_simulation(report, screen())
+    show_simulation(found, screen())
     if folder:
         from breakeven.studies.latency_plot import latency
 
-        frame = calls_frame(report.replications)
+        frame = calls_frame(found.replications)
         frame.to_parquet(folder / "calls.parquet", index=False)
-        latency(frame, report.seconds, report.title, folder / "latency.png")
+        latency(frame, found.seconds, found.title, folder / "latency.png")
         typer.echo(f"Written to {folder}{os.sep}: calls.parquet, latency.png")
     if perfetto:
-        write_trace(report.replications.runs[0], perfetto)
+        write_trace(found.replications.runs[0], perfetto)
         typer.echo(f"Written: {perfetto}; open it at https://ui.perfetto.dev")
     return 0
 
@@ -247,6 +247,9 @@ def catalog(
     return 0
 
 
+questions.register(app)
+
+
 MeasuredArgument = Annotated[Path, typer.Argument(metavar="MEASURED.csv", help="Measured serving points.")]
 LabelsOption = Annotated[
     Path | None, typer.Option(help="InferenceX export that names speculation and workers of some of the points.")
@@ -259,6 +262,9 @@ def validate(
     out: Annotated[Path | None, typer.Option(metavar="PRED.csv", help="Write predictions beside measurements.")] = None,
     labels: LabelsOption = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the tables as Markdown.")] = None,
+    local_points: Annotated[
+        int, typer.Option(min=0, max=100, help="Correct each deployment by so many of its points; judge the others.")
+    ] = 0,
 ) -> int:
     """Predict measured serving points: errors by metric, model, system, backend, mode and concurrency."""
     from breakeven.studies.accuracy import markdown as tables_of
@@ -268,7 +274,7 @@ def validate(
     from breakeven.studies.validate import validate as validate_points
 
     remember_compiled()
-    table = validate_points(measured, labels)
+    table = validate_points(measured, labels, local_points)
     if out is not None:
         _write(table.to_csv(index=False, float_format="%.6g"), out, "--out")
     if markdown is not None:
@@ -287,27 +293,73 @@ def _write(text: str, path: Path, option: str) -> None:
 
 @app.command()
 def calibrate(
-    measured: MeasuredArgument,
+    measured: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="KERNELS...|MEASURED.csv",
+            help="Tables of kernels or their folder; or serving points; with --local, the deployment's file.",
+        ),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write efficiency.toml, engines.toml and left_out.csv there.")
+        Path | None,
+        typer.Option(help="Folder for kernels.toml or engines.toml, and errors; with --local, the file (local.yaml)."),
     ] = None,
     labels: LabelsOption = None,
     folds: Annotated[int, typer.Option(help="Folds of (model, accelerator) combinations; 0: each on its own.")] = 0,
+    local: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="MY.csv", help="Points measured on your own system: correct its deployment; repeatable."),
+    ] = None,
 ) -> int:
-    """Fit engine overheads and achieved shares to measured points, and judge the fit on combinations left out."""
-    from breakeven.studies.accuracy import show_calibration
+    """Fit curves of operators to measured kernels, or what engines add to measured serving points.
+
+    The latter fit keeps the curves as they are and is judged on (model, accelerator) combinations left out. With
+    --local, one deployment is corrected by a few points measured on it.
+    """
+    if local:
+        return _calibrate_local(local, measured or [], out or Path("local.yaml"))
+    if not measured:
+        raise InputError("KERNELS...|MEASURED.csv", None, "is required: tables of kernels, or measured serving points")
+    from breakeven.studies.accuracy import show_calibration, show_kernels
     from breakeven.studies.calibrated import calibrate as fit_points
     from breakeven.studies.console import screen
+    from breakeven.studies.kernel_fit import fit_kernels, save_kernels
+    from breakeven.studies.kernels import is_kernel_table, read_kernels
     from breakeven.studies.measured_files import read_points
     from breakeven.studies.run import remember_compiled
 
-    folder = _writable(out) if out is not None else None
-    points = read_points(measured, labels)
+    folder = writable(out) if out is not None else None
     remember_compiled()
+    if len(measured) > 1 or is_kernel_table(measured[0]):
+        samples, left = read_kernels(measured)
+        curves = fit_kernels(samples)
+        if folder is not None:
+            save_kernels(curves, folder)
+        show_kernels(curves, left, screen())
+        return 0
+    points = read_points(measured[0], labels)
     fitted = fit_points(points, folds)
     if folder is not None:
         fitted.save(folder)
     show_calibration(fitted, screen())
+    return 0
+
+
+def _calibrate_local(files: list[Path], deployment: list[Path], out: Path) -> int:
+    from breakeven.studies.console import screen
+    from breakeven.studies.deployment_file import read_deployment
+    from breakeven.studies.local_file import local_yaml
+    from breakeven.studies.localize import calibrate_local, show_local
+    from breakeven.studies.run import remember_compiled
+
+    if len(deployment) > 1:
+        raise InputError("DEPLOYMENT.yaml", str(deployment[1]), "one deployment's file at most")
+    deployed = read_deployment(str(deployment[0])) if deployment else None
+    remember_compiled()
+    found = calibrate_local(files, deployed)
+    show_local(found, screen())
+    _write(local_yaml(found.corrections), out, "--out")
+    typer.echo(f"Written: {out}; explain, simulate and run take it as --local {out}")
     return 0
 
 

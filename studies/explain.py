@@ -7,8 +7,11 @@ import jax
 import numpy as np
 
 from breakeven.models.attainment import attain
+from breakeven.models.kernel_curves import extrapolated, sources
+from breakeven.models.local import Correction
 from breakeven.models.performance import Performance, performance
-from breakeven.models.tables import efficiency_source, resolve
+from breakeven.models.tables import resolve
+from breakeven.optimizer.evaluator import Evaluator
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.economics import against_api
 from breakeven.studies.result import table
@@ -44,11 +47,15 @@ def _number(value: Any) -> float:
 
 def explain(deployed: Deployed) -> Explanation:
     """Evaluate one deployment and lay out what its time, memory and money go into."""
-    study = deployed.study
-    evaluator = study.evaluator()
+    evaluator = deployed.study.evaluator()
     row = table(evaluator, np.array([0], np.int64)).iloc[0].to_dict()
+    return explain_candidate(deployed.study, evaluator, row, deployed.title)
+
+
+def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], title: str) -> Explanation:
+    """The same of a candidate of a study's space that is evaluated already, as a row of its table."""
     workload = evaluator.workload_at(np.array([row["sessions_per_second"]]))
-    deployment = evaluator.deployment(np.array([0], np.int64), 1)
+    deployment = evaluator.deployment(np.array([row["candidate"]], np.int64), 1)
     resolved = resolve(deployment, study.catalog)
     found = _performance(resolved, workload, study.catalog)
     met = attain(found.latency, study.slo)
@@ -61,9 +68,11 @@ def explain(deployed: Deployed) -> Explanation:
         "memory of one engine": _memory(found, study),
         "money and power": _money(row, study),
         "load": _load(row, study),
-        "sources": _sources(study),
+        "sources": _sources(study) | _extrapolated(resolved, found, study),
     }
-    return Explanation(deployed.title, sections)
+    if resolved.correction is not None:
+        sections["local calibration"] = _local(study, resolved.correction)
+    return Explanation(title, sections)
 
 
 def _verdict(row: dict[str, Any]) -> str:
@@ -99,11 +108,24 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
         "waiting_s": _number(latency.wait.average_s),
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
         "KV transfer_s": transfer,
+        **_tiers(found, row),
+        "handling of the request_s": _number(found.pools.request_s),
+        "first tokens on their way out_s": _number(latency.first_chunk_s),
         "prefixes evicted": 1.0 - row["cache_hit"],
         "extra prefill of a call that lost its prefix_s": _number(
             found.pools.missed_latency_s - found.pools.prefill_latency_s
         ),
         "prefill stretched by decodes that ride along": _number(point.riding),
+    }
+
+
+def _tiers(found: Performance, row: dict[str, Any]) -> Section:
+    """What the tiers of KV cache below HBM do for a call; nothing where there are none."""
+    if found.pools.reload is None or row["kv_tiers"] == "none":
+        return {}
+    return {
+        "prefixes read back from tiers": row["cache_reload"],
+        "of it waiting, reading a prefix back_s": _number(found.reload.mean_s),
     }
 
 
@@ -176,6 +198,16 @@ def _load(row: dict[str, Any], study: Study) -> Section:
     }
 
 
+def _local(study: Study, applied: Correction) -> Section:
+    """What was measured on the user's own system, and what of it applies here."""
+    out: Section = {
+        "decode steps, times": _number(applied.decode_factor),
+        "prefill, times": _number(applied.prefill_factor),
+        "added to TTFT_s": _number(applied.first_token_s),
+    }
+    return out | {one.where(): f"{one.words()} ({one.measured})" for one in study.local}
+
+
 def _sources(study: Study) -> Section:
     out: Section = {"llm": study.architecture.source}
     for row in study.accelerators:
@@ -184,5 +216,30 @@ def _sources(study: Study) -> Section:
             out[f"{row.id}, only recalled"] = ", ".join(row.recalled)
         for name, dispute in row.disputed.items():
             out[f"{row.id}, disputed {name}"] = dispute
-        out[f"efficiency of {row.generation}"] = efficiency_source(row.generation)
+        out |= sources(row.generation)
+    return out
+
+
+def _extrapolated(resolved: Any, found: Performance, study: Study) -> Section:
+    """Operators that this deployment uses at sizes no kernel was measured at, by accelerator generation."""
+    w, llm = study.workload, study.catalog.llm
+    kv = "bf16" if _number(resolved.kv_bytes_per_element) > 1.5 else "fp8"
+    kind = "mla" if _number(llm.latent) > 0.5 else "attention"
+    hidden_bytes, batch = 2.0 * _number(llm.hidden), max(_number(found.point.state.batch), 1.0)
+    out: Section = {}
+    for phase, stage in (("prefill", resolved.prefill_attention), ("decode", resolved.decode_attention)):
+        ranks, budget = _number(stage.choice.tensor_parallel), _number(stage.choice.token_budget)
+        tokens = min(budget, float(np.asarray(w.resident.mean_tokens))) if phase == "prefill" else batch
+        context = float(np.asarray(w.mean_prompt if phase == "prefill" else w.decode_context))
+        sizes = {
+            f"{phase}_{kind}_{kv}": {"isl" if phase == "prefill" else "context": context, "batch_size": batch},
+            "gemm_bf16": {"m": tokens},
+        }
+        if ranks > 1.0:
+            sizes["allreduce"] = {"ranks": ranks, "bytes": hidden_bytes * tokens}
+        generation = study.accelerators[int(_number(stage.choice.accelerator))].generation
+        for operator, values in sizes.items():
+            beyond = extrapolated(generation, operator, values)
+            if beyond:
+                out[f"{generation} {operator}, extrapolated"] = "; ".join(beyond)
     return out

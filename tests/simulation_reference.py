@@ -137,13 +137,14 @@ class Reference:
         held = [float(self.calls[c].prompt) + e.running[c] for c in decoding]
         n = len(decoding) + tokens
         hit = -math.expm1(n * speed.log_expert_miss)
-        time_s = speed.step + speed.collective_token * n + speed.sequence * (len(decoding) + len(ending))
+        time_s = speed.step + (speed.collective_token + speed.permute_token) * n + speed.collective_root * n**0.5
+        time_s += speed.sequence * (len(decoding) + len(ending))
         time_s += roofline(speed.attention_weight, speed.attention_token * n)
         time_s += roofline(speed.ffn_weight, speed.ffn_token * n)
         time_s += roofline(speed.expert * hit, speed.expert_token * n)
         time_s += speed.context * sum(held) + speed.selected_context * sum(min(x, speed.sparse_topk) for x in held)
         time_s += speed.pair * pairs + speed.selected_pair * chosen + speed.prefill_context * read
-        time_s += speed.window_token * tokens
+        time_s += speed.query * tokens
         e.step = decoding, ending
         heapq.heappush(self.events, (self.now + time_s, PASS, r))
 

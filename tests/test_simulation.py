@@ -24,15 +24,17 @@ SPEED = Speed(
     ffn_token=4e-5,
     expert=6e-3,
     expert_token=1e-5,
+    permute_token=3e-6,
     log_expert_miss=float(np.log1p(-0.05)),
     collective_token=2e-6,
+    collective_root=1e-5,
     sequence=3e-5,
     context=1e-7,
     selected_context=2e-7,
     prefill_context=1e-8,
     pair=1e-9,
     selected_pair=2e-9,
-    window_token=1e-6,
+    query=1e-6,
     sparse_topk=400.0,
     ranks=1.0,
     depth=1,
@@ -122,7 +124,7 @@ def single(service: np.ndarray, arrival: np.ndarray) -> Traffic:
     return Traffic(calls, rows, np.arange(n), np.arange(0), n)
 
 
-ONE_TOKEN_A_SECOND = Speed(*[0.0] * 18, depth=1)._replace(window_token=1.0, ranks=1.0, sparse_topk=1e12)
+ONE_TOKEN_A_SECOND = Speed(*[0.0] * 20, depth=1)._replace(query=1.0, ranks=1.0, sparse_topk=1e12)
 
 
 @pytest.mark.parametrize(("law", "cv2"), [("deterministic", 0.0), ("exponential", 1.0)])

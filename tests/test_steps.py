@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from breakeven.models.kernel_curves import curves
 from breakeven.models.llm import LLM, llms
 from breakeven.models.performance import performance
 from breakeven.models.steps import (
@@ -19,10 +20,10 @@ from breakeven.models.steps import (
     prefill_call,
     prefill_chunks,
 )
-from breakeven.models.tables import efficiency, resolve
+from breakeven.models.tables import resolve
 
 ONE = jnp.array([1.0])
-SHARES = efficiency("hopper")  # achieved, as fitted
+HOPPER = curves("hopper")  # as fitted
 
 
 def coefficients(resolved, study, phase="decode"):
@@ -43,7 +44,7 @@ def step(resolved, study, batch=1.0, context=1.0):
 def test_decode_of_one_sequence_reads_the_weights_once(one):
     """70B on 8 H100: 139.0 GB without the embedding / 8 / (3.35 TB/s x 0.794) = 6.53 ms."""
     found = step(*one(tensor_parallel=8, pipeline_parallel=1))
-    read_s = 2.0 * (70.5537e9 - 128256 * 8192) / 8 / (3.35e12 * SHARES["weight_bandwidth"])
+    read_s = 2.0 * (70.5537e9 - 128256 * 8192) / 8 / (3.35e12 * HOPPER["gemm_bf16"]["read"])
     assert float(found.products_s[0]) == pytest.approx(read_s, rel=0.02)
 
 
@@ -51,7 +52,7 @@ def test_decode_attention_reads_the_kv_cache(one):
     """64 sequences of 10,000 tokens: 64 x 10^4 x 327,680 bytes / 8 / (3.35 TB/s x 0.80) = 9.8 ms."""
     found = step(*one(tensor_parallel=8, pipeline_parallel=1), batch=64.0, context=1e4)
     assert float(found.attention_s[0]) == pytest.approx(
-        64e4 * 327680 / 8 / (3.35e12 * SHARES["kv_bandwidth"]), rel=0.02
+        64e4 * 327680 / 8 / (3.35e12 * HOPPER["decode_attention_bf16"]["read"]), rel=0.02
     )
 
 
@@ -62,9 +63,12 @@ def test_prefill_of_a_long_prompt_is_arithmetic(one, weights, peak):
     tokens = 32768.0 * ONE
     pair = coefficients(resolved, study, "prefill")
     found = prefill_call(*pair, study.catalog.llm, tokens, 0.5 * tokens**2, tokens, 32768.0 * ONE)
-    arithmetic_s = 2.0 * (70.5537e9 - 2 * 128256 * 8192) * 32768 / (8 * peak * SHARES[f"gemm_{weights}"])
+    arithmetic_s = 2.0 * (70.5537e9 - 2 * 128256 * 8192) * 32768 / (8 * peak * HOPPER[f"gemm_{weights}"]["share"])
     assert float(found.products_s[0]) == pytest.approx(arithmetic_s, rel=0.01)
-    attention_s = 0.5 * 32768.0**2 * 2621440 / (8 * 989e12 * SHARES["prefill_attention"])
+    curve = HOPPER["prefill_attention_bf16"]
+    pairs = 0.5 * 32768.0**2 + curve["half_keys"] * 32768.0
+    flops = 2621440 * (1.0 + curve["softmax_flops"] / (4 * 128))
+    attention_s = pairs * flops / (8 * 989e12 * curve["share"])
     assert float(found.attention_s[0]) == pytest.approx(attention_s, rel=0.02)
 
 
@@ -79,11 +83,13 @@ def test_one_rank_reduces_nothing(one):
         assert float(found.collective_s[0]) == 0.0
 
 
-def test_an_all_reduce_moves_the_ring_volume(one):
-    """Two in each of 80 layers: 2 x 80 x 2 (8-1)/8 x 8192 x 2 bytes a token over a share of 450 GB/s."""
+def test_an_all_reduce_moves_its_volume_and_loses_to_short_messages(one):
+    """Two in each of 80 layers: 100 tokens x 8192 x 2 bytes, (v + sqrt(v half)) over a share of 450 GB/s each."""
     found = step(*one(tensor_parallel=8, pipeline_parallel=1), batch=100.0)
-    moved = 100 * 2 * 80 * 2 * 7 / 8 * 8192 * 2
-    assert float(found.collective_s[0]) == pytest.approx(moved / (450e9 * SHARES["collective_bandwidth"]), rel=1e-4)
+    curve = HOPPER["allreduce"]
+    volume = 100 * 8192 * 2 * (2 * 7 / 8) ** curve["ring_power"]
+    expected_s = 160 * (volume + (volume * curve["half_bytes"]) ** 0.5) / (450e9 * curve["share"])
+    assert float(found.collective_s[0]) == pytest.approx(expected_s, rel=1e-4)
 
 
 def test_a_mesh_gives_two_ranks_one_narrow_link(one):
@@ -124,8 +130,9 @@ def test_expected_distinct_experts():
 def test_experts_of_one_token_are_read_once(one):
     """Qwen3-235B, one token: 8 of 128 experts in 94 layers, each 3 x 4096 x 1536 parameters of 2 bytes."""
     resolved, study = one("llm=qwen3-235b-a22b", accelerators="h200-sxm", tensor_parallel=4, pipeline_parallel=1)
-    read_s = 94 * 8 * 3 * 4096 * 1536 * 2 / 4 / (4.8e12 * SHARES["expert_bandwidth"])
-    assert float(step(resolved, study).experts_s[0]) == pytest.approx(read_s, rel=0.02)
+    read_s = 94 * 8 * 3 * 4096 * 1536 * 2 / 4 / (4.8e12 * HOPPER["experts_bf16"]["read"])
+    permute_s = 94 * 8 * 4096 * HOPPER["experts_bf16"]["permute_bytes"] / 4.8e12
+    assert float(step(resolved, study).experts_s[0]) == pytest.approx(read_s + permute_s, rel=0.02)
 
 
 def test_a_dense_model_has_no_expert_time(one):

@@ -120,16 +120,15 @@ def test_left_out_combinations_are_judged_by_fits_that_never_saw_them():
 
 
 def test_fitted_files_keep_everything_but_the_values(tmp_path):
-    moved = parameters("efficiency", "engine", "memory")
+    moved = parameters("engine", "memory")
     values = np.array([p.prior for p in moved]) * 1.25
     two = tuple(points({"id": "a"}, {"id": "b", "backend": "sglang"}))
     zero = np.zeros((2, 2))
     found = Calibration(two, moved, values, np.zeros(2), zero, zero + 0.1)
-    engines = fitted_file(found, "engines")
-    assert "layer_s = 1.75e-05" in engines and 'scheduler = "chunked"' in engines and "on 1 published" in engines
-    assert "weight_bandwidth = 1\n" in fitted_file(found, "efficiency")
+    engines = fitted_file(found)
+    assert "layer_s = 1e-05" in engines and 'scheduler = "chunked"' in engines and "on 1 published" in engines
     found.save(tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"efficiency.toml", "engines.toml", "errors.csv", "parameters.csv"}
+    assert {p.name for p in tmp_path.iterdir()} == {"engines.toml", "errors.csv", "parameters.csv"}
     assert summary(zero + jnp.log(1.1), np.array([True, False]))["tpot_mape"] == pytest.approx(0.1, rel=1e-5)
 
 

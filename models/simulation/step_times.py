@@ -28,7 +28,9 @@ def _products_s(speed: Speed, rank_tokens: float, tokens: float) -> float:
         + _smooth_max(speed.attention_weight, speed.attention_token * rank_tokens)
         + _smooth_max(speed.ffn_weight, speed.ffn_token * rank_tokens)
         + _smooth_max(speed.expert * hit, speed.expert_token * tokens)
+        + speed.permute_token * tokens
         + speed.collective_token * rank_tokens
+        + speed.collective_root * sqrt(rank_tokens)
     )
 
 
@@ -61,6 +63,6 @@ def mixed_s(
     """
     attention = (speed.context * context + speed.selected_context * selected) / speed.ranks
     attention += share * (speed.pair * pairs + speed.selected_pair * selected_pairs + speed.prefill_context * read)
-    attention += share * speed.window_token * tokens
+    attention += share * speed.query * tokens
     products = _products_s(speed, batch / speed.ranks + share * tokens, batch + tokens)
     return products + speed.sequence * (batch + done) + attention
