@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from breakeven.models.bundle import Bundle, decode_step, decode_step_s
 from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory
 from breakeven.models.numerics import TINY, table_lookup
 from breakeven.models.queueing import Moments
 from breakeven.models.reload import Reload
-from breakeven.models.steps import Coefficients, StepTime, decode_step
+from breakeven.models.steps import StepTime
 from breakeven.models.workload import Workload
 
 GAUSS = ((-1.7320508, 1.0 / 6.0), (0.0, 2.0 / 3.0), (1.7320508, 1.0 / 6.0))  # 3-point Gauss-Hermite
@@ -30,10 +31,9 @@ HIGHEST = 0.98  # utilizations are held below this inside the fixed point; the t
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Pools:
-    """What the load does not change, of the pools that prefill and decode; shapes (n,) unless said."""
+    """What the load does not change, of the bundles that prefill and decode; shapes (n,) unless said."""
 
-    attention: Coefficients  # decode stages
-    ffn: Coefficients
+    decode: Bundle
     resident: Moments  # time one call's prefill occupies its engine, prefix held
     missed: Moments  # the same after its prefix was evicted
     resident_chunks: Array
@@ -42,18 +42,19 @@ class Pools:
     mate: Moments  # the same of what one step holds of a prompt at most
     prefill_latency_s: Array  # mean latency, prefix held
     missed_latency_s: Array
-    prefill_memory: Memory
+    prefill_memory: Memory  # of all attention engines of a bundle
     decode_memory: Memory
-    prefill_replicas: Array
+    prefill_replicas: Array  # bundles
     decode_replicas: Array
-    prefill_ways: Array  # prefills one engine works on at once: pipeline stages x data-parallel ranks
-    prefill_ranks: Array  # of them, the ranks that share a step
-    pipeline_parallel: Array  # of decode
-    data_parallel: Array
+    prefill_workers: Array  # attention engines of a bundle
+    prefill_ways: Array  # prefills one bundle works on at once: pipeline stages x data-parallel ranks, or workers
+    prefill_ranks: Array  # of them, the data-parallel ranks that share a step
     token_budget: Array
-    max_batch: Array
-    shared: Array  # 1.0 where prefill and decode share a pool
-    chunked: Array  # 1.0 where they share it in chunks
+    max_batch: Array  # of a bundle
+    shared: Array  # share of a prefill's time in which it holds up decode: 1.0 in one pool, 0.0 where they share none
+    holding_ways: Array  # prefills of a bundle each of which holds all its decode up
+    moves: Array  # 1.0 where prefill and decode attention stand apart: the KV cache crosses a link
+    chunked: Array  # 1.0 where prefill and decode share a pool in chunks
     prefill_balanced: Array  # 1.0: least loaded replica; 0.0: the session's own
     decode_balanced: Array
     transfer_s: Array  # mean KV transfer of a call
@@ -88,6 +89,7 @@ class OperatingPoint(NamedTuple):
     prefill_share: Array  # share of time that prefill takes from the decode of its pool
     fixed_s: Array  # decode step a + b B near the operating batch
     marginal_s: Array
+    context_s: Array  # by which one cached token of one sequence makes a step longer
     step_s: Array  # step time at the batch a request sees
     slowdown: Array  # decode time over its time without prefill in the pool
     seen_batch: Array  # sequences of others that a request sees decoding, mean
@@ -102,26 +104,33 @@ class OperatingPoint(NamedTuple):
 
 
 def decode_step_at(pools: Pools, llm: LLM, batch: Array, context: Array) -> StepTime:
-    """One decode step of the deployment's decode engine at `batch`, by cause."""
-    return decode_step(pools.attention, pools.ffn, llm, batch, context, pools.pipeline_parallel, pools.data_parallel)
+    """One decode step of one of the deployment's decode bundles at `batch`, by cause."""
+    return decode_step(pools.decode, llm, batch, context)
 
 
-def _linear_step(pools: Pools, llm: LLM, batch: Array, context: Array) -> tuple[Array, Array, Array]:
-    """(step at `batch`, a, b) of the tangent a + b B to the step time at `batch`."""
+class Tangent(NamedTuple):
+    """A step time near a batch, a + b B."""
 
-    def total(b: Array) -> Array:
-        return decode_step_at(pools, llm, b, context).total_s
+    step_s: Array
+    fixed_s: Array
+    marginal_s: Array
+    context_s: Array  # of b, each cached token of the sequence
 
-    step, slope = jax.jvp(total, (batch,), (jnp.ones_like(batch),))
+
+def _linear_step(pools: Pools, llm: LLM, batch: Array, context: Array) -> Tangent:
+    """The tangent to the step time at `batch`."""
+
+    step, slope, attention = jax.jvp(
+        lambda b: decode_step_s(pools.decode, llm, b, context), (batch,), (jnp.ones_like(batch),), has_aux=True
+    )
     fixed = jnp.maximum(step - slope * batch, 0.05 * step)
-    return step, fixed, (step - fixed) / batch
-
-
-def context_s(pools: Pools, llm: LLM, context: Array) -> Array:
-    """Decode time per cached token and step of one sequence, seconds."""
-    ways = pools.pipeline_parallel * pools.data_parallel
+    machine = pools.decode
+    ways = machine.micro_batches * machine.workers * machine.data_parallel
     selected = jnp.minimum(context, llm.sparse_topk) / context
-    return (pools.attention.context_s + pools.attention.selected_context_s * selected) / ways
+    side = machine.attention
+    assert side.context_s is not None and side.selected_context_s is not None
+    per_token = side.context_s + side.selected_context_s * selected
+    return Tangent(step, fixed, (step - fixed) / batch, per_token * attention / ways)
 
 
 def own_load(decode_busy: Array, replicas: Array, balanced: Array) -> Array:
@@ -158,7 +167,8 @@ def prefix_found(pools: Pools, workload: Workload, session_rate: Array, active_t
         own, pool = own + jnp.where(shared, 0.0, tokens), pool + jnp.where(shared, tokens, 0.0)
     replicas = pools.prefill_replicas
     kept = _kept(workload, own, own * replicas / session_rate)
-    kept = kept / jnp.where(pools.prefill_balanced > 0.5, replicas, 1.0)
+    engines = replicas * pools.prefill_workers
+    kept = kept / jnp.where(pools.prefill_balanced > 0.5, engines, 1.0)
     if not tiers:
         return kept
     everywhere = _kept(workload, own, (own * replicas + pool) / session_rate)
@@ -201,14 +211,15 @@ def _held_parts(pools: Pools, utilization: Array, step_s: Array, service: Moment
     rho). Prefill first stops decode only for what it takes longer than a decode step: the first micro-batch follows
     it right through. Of d data-parallel ranks, which share each step, only those with a prompt have work.
     """
-    depth = pools.prefill_ways / pools.prefill_ranks
+    depth = jnp.maximum(pools.holding_ways / pools.prefill_ranks, 1.0)
     pass_s = service.first * pools.prefill_ways
     spread = jnp.maximum(service.second - service.first**2, 0.0) * pools.prefill_ways**2
     longer = pass_s - step_s
     longer = 0.5 * (longer + jnp.sqrt(longer**2 + 0.64 * spread)) / pass_s  # E[(pass - step)+], normal
     longer = jnp.where(pools.chunked > 0.5, 1.0, jnp.clip(longer, 0.0, 1.0))
     rounds = depth / (1.0 + utilization * (depth - 1.0))
-    return (1.0 + (rounds - 1.0) * longer) * pools.prefill_ranks / ranks_busy
+    held = (1.0 + (rounds - 1.0) * longer) * pools.prefill_ranks / ranks_busy
+    return jnp.where(pools.holding_ways > 1.0, held, 1.0)
 
 
 def operating_point(
@@ -222,7 +233,7 @@ def operating_point(
     calls = session_rate * workload.calls_per_session
     prefill_rate, decode_rate = calls / pools.prefill_replicas, calls / pools.decode_replicas
     own = own_load(state.decode_busy, pools.decode_replicas, pools.decode_balanced)
-    step_s, fixed_s, marginal_s = _linear_step(pools, llm, seen * state.batch + own, context)
+    step_s, fixed_s, marginal_s, per_context = _linear_step(pools, llm, seen * state.batch + own, context)
 
     alone = pools.resident.mixed(pools.missed, state.miss)
     chunks = pools.resident_chunks + state.miss * (pools.missed_chunks - pools.resident_chunks)
@@ -232,15 +243,15 @@ def operating_point(
 
     pass_s = service.first * pools.prefill_ways
     ranks_busy = jnp.minimum(state.mates, pools.prefill_ranks)
-    stall = service.scaled(_held_parts(pools, jnp.minimum(prefill_utilization, HIGHEST), step_s, service, ranks_busy))
-    share = jnp.minimum(seen * prefill_rate * stall.first, HIGHEST) * pools.shared
+    held = _held_parts(pools, jnp.minimum(prefill_utilization, HIGHEST), step_s, service, ranks_busy)
+    stall = service.scaled(held * pools.shared)
+    share = jnp.minimum(seen * prefill_rate * stall.first, HIGHEST)
     chunk_step_s = pass_s * jnp.maximum(state.mates / pools.prefill_ranks, 1.0) / chunks
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
     slowdown = 1.0 / (1.0 - share + chunk_rate * step_s)
     delay_s, mates, passes = _prefill_bursts(pools, service, seen * prefill_rate, share, step_s, chunk_step_s, steps)
 
     busy = jnp.minimum(decode_rate * steps * slowdown * marginal_s, HIGHEST)
-    per_context = context_s(pools, llm, context)
     spread = per_context**2 * workload.decode_context_var / marginal_s
     balanced = pools.decode_balanced > 0.5
     spread = spread / jnp.where(balanced, pools.decode_replicas, 1.0)
@@ -270,6 +281,7 @@ def operating_point(
         share,
         fixed_s,
         marginal_s,
+        per_context,
         step_s,
         slowdown,
         seen * batch,

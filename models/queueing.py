@@ -95,7 +95,8 @@ def add_waits(*waits: Wait) -> Wait:
     probability = jnp.maximum(1.0 - none, 1e-9)
     given = mean / probability
     second = (variance + mean**2) / probability
-    return Wait(probability, given, jnp.maximum(second / (given**2 + TINY) - 1.0, 0.02))
+    given2 = jnp.maximum(given**2, 1e-24)  # a wait of no length has no spread
+    return Wait(probability, given, jnp.clip(second / given2 - 1.0, 0.02, 1e6))
 
 
 def uniform_wait(probability: Array, longest_s: Array) -> Wait:
