@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from breakeven.models.catalog import text
 from breakeven.models.inputs import InputError
-from breakeven.models.uncertainty import residuals_toml
+from breakeven.models.residuals import residuals_toml
 from breakeven.studies.benchmark import Inputs, inputs, predict_jitted
 from breakeven.studies.calibrate import (
     SETTINGS,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from breakeven.models.inputs import InputError
-from breakeven.models.uncertainty import LIKELY
+from breakeven.models.residuals import LIKELY
 from breakeven.studies.benchmark import inputs, predict_jitted, uncorrected
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.local_calibration import Floats, LocalFit, Times, deployments, fit_local, times_of

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from breakeven.models.uncertainty import LIKELY, interval
+from breakeven.models.residuals import LIKELY, interval
 from breakeven.studies.benchmark import inputs, predict_jitted
 from breakeven.studies.local_calibration import deployments, fit_local, spread_choice, times_of
 from breakeven.studies.measured import UNKNOWN_DRAFT, Point

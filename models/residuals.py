@@ -1,8 +1,8 @@
 """How far predictions may be off: quantiles of measured over predicted, by what a deployment has in common with others.
 
 The residuals are those of (model, accelerator) pairs that the fit did not see (residuals.toml, which `breakeven
-calibrate` writes). A class is an engine, joint or split pools, and how full the KV cache is; one of few residuals widens
-to all engines. Around a full KV cache the wait is nothing or minutes: there the interval is a band, not a number.
+calibrate` writes). A class is an engine, joint or split pools, and how full the KV cache is; one of few residuals
+widens to all engines. Around a full KV cache the wait is nothing or minutes: the interval is a band, not a number.
 """
 
 from collections.abc import Mapping, Sequence
