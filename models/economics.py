@@ -1,5 +1,6 @@
 """What a deployment costs and draws: accelerators by kind, dollars per hour, power, energy."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ class Fleet(NamedTuple):
     accelerators: Array
     pools: Array
     cost_per_hour_usd: Array
+    complexity_usd_per_hour: Array  # part of the cost: running further pools and kinds of accelerators
     power_w: Array  # provisioned, all in
+    drawn_w: Array  # by use, the building's overhead included
     inventory_excess: Array  # relative excess over what one can have, the worst kind
     by_stage: tuple[Array, ...]  # accelerators of each stage's pool, counted at the pool's first stage, else 0
 
@@ -43,11 +46,17 @@ def pool_accelerators(resolved: Resolved) -> tuple[Array, ...]:
     return tuple(counted)
 
 
-def fleet(resolved: Resolved, economy: Economy) -> Fleet:
-    """Accelerators by kind, paid by whole instances where the study says so, plus the running cost of each pool."""
+def fleet(resolved: Resolved, economy: Economy, use: Sequence[Array]) -> Fleet:
+    """Accelerators by kind, paid by whole instances where the study says so, electricity by use, and what it takes to
+    run further pools and kinds.
+
+    `use` is the share of time that each stage's pool is busy, shapes (n,). An accelerator that does nothing draws
+    `idle_power_share` of its power.
+    """
     by_stage = pool_accelerators(resolved)
     stages = resolved.stages
-    total = cost = power = pools = jnp.zeros_like(by_stage[0])
+    idle = economy.idle_power_share
+    total = cost = power = drawn = pools = kinds = jnp.zeros_like(by_stage[0])
     excess = jnp.full_like(total, -1.0)
     for i, stage in enumerate(stages):
         kind, first = jnp.zeros_like(total), jnp.ones_like(total, dtype=bool)
@@ -61,9 +70,14 @@ def fleet(resolved: Resolved, economy: Economy) -> Fleet:
         rounded = jnp.ceil(kind / hw.per_instance - 1e-4) * hw.per_instance
         paid = jnp.where(economy.whole_instances > 0.5, rounded, kind)
         total = total + jnp.where(first, paid, 0.0)
-        cost = cost + jnp.where(first, paid * hw.usd_per_hour, 0.0)
+        cost = cost + jnp.where(first, paid * (hw.usd_per_hour + idle * hw.electricity_usd_per_hour), 0.0)
         excess = jnp.maximum(excess, jnp.where(first, kind / hw.available - 1.0, -1.0))
         power = power + jnp.where(first, paid * hw.all_in_power_w, 0.0)
+        busy = (1.0 - idle) * jnp.clip(use[i], 0.0, 1.0)
+        cost = cost + by_stage[i] * busy * hw.electricity_usd_per_hour
+        drawn = drawn + by_stage[i] * (idle + busy) * hw.power_w
         pools = pools + (by_stage[i] > 0.0)
-    cost = cost + jnp.maximum(pools - 1.0, 0.0) * economy.pool_usd_per_hour
-    return Fleet(total, pools, cost, power, excess, by_stage)
+        kinds = kinds + first
+    complexity = jnp.maximum(pools - 1.0, 0.0) * economy.pool_usd_per_hour
+    complexity = complexity + jnp.maximum(kinds - 1.0, 0.0) * economy.second_kind_usd_per_hour
+    return Fleet(total, pools, cost + complexity, complexity, power, drawn * economy.power_overhead, excess, by_stage)

@@ -373,7 +373,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     if workload.first_wave_share is not None:
         latency = first_wave(latency, point, pools, workload, catalog.engine)
     decode_use = decode_utilization(point, pools, workload, catalog.llm)
-    money = fleet(resolved, catalog.economy)
+    money = fleet(resolved, catalog.economy, _use(pools, point.prefill_utilization, decode_use))
     return Performance(
         latency=latency,
         point=point,
@@ -389,6 +389,12 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         violations=_violations(resolved, pools, workload, point, decode_use, waits.link_utilization, money, catalog),
         doubts=_doubts(pools, state, point, decode_use, waits, tipped),
     )
+
+
+def _use(pools: Pools, prefill: Array, decode: Array) -> tuple[Array, ...]:
+    """Share of time that the pool of each stage is busy."""
+    joint, busiest = pools.shared > 0.5, jnp.maximum(prefill, decode)
+    return tuple(jnp.where(joint, busiest, own) for own in (prefill, prefill, prefill, decode, decode))
 
 
 def _violations(

@@ -10,6 +10,7 @@ from jax import Array, lax
 from breakeven.models.attainment import Attainment, Slo, attain, shortfall
 from breakeven.models.deployment import Deployment
 from breakeven.models.memory import kv_bytes_per_token
+from breakeven.models.numerics import TINY
 from breakeven.models.performance import Doubts, Performance, Violations, performance
 from breakeven.models.tables import Catalog, Resolved, ResolvedStage, resolve
 from breakeven.models.workload import Workload
@@ -28,13 +29,18 @@ class Outcome(NamedTuple):
     call_attainment: Array
     session_attainment: Array
     cost_per_million_tokens_usd: Array  # generated tokens
+    complexity_usd_per_hour: Array  # of the cost: running further pools and kinds of accelerators
     cost_per_session_usd: Array
+    cost_per_solved_task_usd: Array  # a session is a task
     goodput_per_s: Array  # calls that meet every bound
     energy_per_token_j: Array  # generated tokens
     accelerators: Array
     power_kw: Array
     sessions_per_second: Array
     sessions_in_progress: Array
+    sessions_per_accelerator: Array  # in progress
+    sessions_per_kw: Array  # in progress, of provisioned power
+    solved_tasks_per_hour: Array
     tokens_per_second: Array
     ttft_mean_s: Array
     tpot_mean_s: Array
@@ -75,19 +81,6 @@ def _decode_traffic(resolved: Resolved, found: Performance, workload: Workload, 
     return per_token + kv * jnp.minimum(workload.decode_context, llm.sparse_topk)
 
 
-def _power_w(resolved: Resolved, found: Performance, catalog: Catalog) -> Array:
-    """Power drawn on average: idle share plus the rest by utilization, times the building's overhead."""
-    economy = catalog.economy
-    prefill, decode = found.utilization_prefill, found.utilization_decode
-    joint, busiest = found.pools.shared > 0.5, jnp.maximum(prefill, decode)
-    use = [jnp.where(joint, busiest, own) for own in (prefill, prefill, prefill, decode, decode)]
-    total = jnp.zeros_like(busiest)
-    for stage, count, share in zip(resolved.stages, found.fleet.by_stage, use, strict=True):
-        load = economy.idle_power_share + (1.0 - economy.idle_power_share) * jnp.clip(share, 0.0, 1.0)
-        total = total + count * stage.hardware.power_w * load
-    return total * economy.power_overhead
-
-
 def outcome(
     resolved: Resolved, found: Performance, met: Attainment, slo: Slo, workload: Workload, catalog: Catalog
 ) -> Outcome:
@@ -102,6 +95,7 @@ def outcome(
     session_mean = workload.calls_per_session * latency.call_mean_s
     session_mean = session_mean + (workload.calls_per_session - 1.0) * workload.gap_mean_s
     served = jnp.where(feasible, 1.0, 0.0)
+    in_progress, success = found.session_rate * session_mean, catalog.economy.success_rate
     p, d = resolved.prefill_attention, resolved.decode_attention
     pairs = workload.resident.mean_pairs / workload.resident.mean_tokens
     prefill_flops = workload.resident.mean_tokens * _model_flops_per_token(catalog, pairs)
@@ -117,13 +111,18 @@ def outcome(
         call_attainment=met.call * served,
         session_attainment=met.session * served,
         cost_per_million_tokens_usd=cost / 3600.0 / tokens * 1e6,
+        complexity_usd_per_hour=found.fleet.complexity_usd_per_hour,
         cost_per_session_usd=cost / 3600.0 / found.session_rate,
+        cost_per_solved_task_usd=cost / 3600.0 / found.session_rate / success,
         goodput_per_s=calls * met.calls * served,
-        energy_per_token_j=_power_w(resolved, found, catalog) / tokens,
+        energy_per_token_j=found.fleet.drawn_w / tokens,
         accelerators=found.fleet.accelerators,
         power_kw=found.fleet.power_w / 1e3,
         sessions_per_second=found.session_rate,
-        sessions_in_progress=found.session_rate * session_mean,
+        sessions_in_progress=in_progress,
+        sessions_per_accelerator=in_progress / found.fleet.accelerators,
+        sessions_per_kw=1e3 * in_progress / jnp.maximum(found.fleet.power_w, TINY),
+        solved_tasks_per_hour=3600.0 * found.session_rate * success,
         tokens_per_second=tokens,
         ttft_mean_s=latency.ttft_mean_s,
         tpot_mean_s=latency.tpot_mean_s,

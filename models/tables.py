@@ -44,6 +44,7 @@ class Hardware:
     power_w: Array
     all_in_power_w: Array
     usd_per_hour: Array
+    electricity_usd_per_hour: Array  # of an owned one at full use, beside usd_per_hour; 0.0 where rented
     available: Array  # how many one can have
     hopper: Array  # 1.0 where the host launches slower (engines.toml)
     kernels: dict[str, dict[str, Array]]  # what operators achieve (kernels.toml): operator -> number of its curve
@@ -99,10 +100,12 @@ class Economy:
 
     whole_instances: Array  # 1.0: accelerators are paid by whole instances of `per_instance`
     pool_usd_per_hour: Array  # running cost of each pool beyond the first
+    second_kind_usd_per_hour: Array  # and of each kind of accelerator beyond the first
     idle_power_share: Array  # share of an accelerator's power that it draws when idle
     power_overhead: Array  # PUE
     budget_usd_per_hour: Array
     max_power_w: Array  # provisioned, all in
+    success_rate: Array  # sessions that solve their task, a share
 
 
 @jax.tree_util.register_dataclass
@@ -137,7 +140,9 @@ def arithmetic_rates(accelerator: Accelerator) -> dict[str, float]:
     return {f"{key}_flops_per_s": rate for key, rate in wider.items()}
 
 
-def _hardware_row(accelerator: Accelerator, usd_per_hour: float, available: float) -> dict[str, float]:
+def _hardware_row(
+    accelerator: Accelerator, usd_per_hour: float, available: float, electricity_usd_per_hour: float
+) -> dict[str, float]:
     copied = [
         "memory_bytes",
         "memory_bandwidth_bytes_per_s",
@@ -153,7 +158,8 @@ def _hardware_row(accelerator: Accelerator, usd_per_hour: float, available: floa
     row = {name: float(getattr(accelerator, name)) for name in copied}
     row |= arithmetic_rates(accelerator)
     hopper = float(accelerator.generation == "hopper")
-    return row | {"usd_per_hour": usd_per_hour, "available": available, "hopper": hopper}
+    money = {"usd_per_hour": usd_per_hour, "electricity_usd_per_hour": electricity_usd_per_hour}
+    return row | money | {"available": available, "hopper": hopper}
 
 
 def _kernel_columns(accelerators: Sequence[Accelerator]) -> dict[str, dict[str, Array]]:
@@ -192,9 +198,11 @@ def catalog(
     llm: LLM,
     engine: Engine,
     economy: Economy,
+    electricity_usd_per_hour: Sequence[float] | None = None,
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
-    rows = [_hardware_row(*row) for row in zip(accelerators, usd_per_hour, available, strict=True)]
+    electricity = [0.0] * len(accelerators) if electricity_usd_per_hour is None else electricity_usd_per_hour
+    rows = [_hardware_row(*row) for row in zip(accelerators, usd_per_hour, available, electricity, strict=True)]
     kv_rows = table("precisions")["kv"]
     return Catalog(
         hardware=Hardware(

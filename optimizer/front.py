@@ -5,16 +5,26 @@ from dataclasses import dataclass, field
 import moocore
 import numpy as np
 
-MAXIMISED = ("goodput_per_s", "slo_attainment")
+MAXIMISED = (
+    "goodput_per_s",
+    "slo_attainment",
+    "sessions_per_accelerator",
+    "sessions_per_kw",
+    "solved_tasks_per_hour",
+)
 OBJECTIVES = (
     "cost_per_hour_usd",
     "cost_per_million_tokens_usd",
     "cost_per_session_usd",
+    "cost_per_solved_task_usd",
     "goodput_per_s",
     "slo_attainment",
     "session_p95_s",
     "energy_per_token_j",
     "accelerators",
+    "sessions_per_accelerator",
+    "sessions_per_kw",
+    "solved_tasks_per_hour",
 )
 
 

@@ -115,7 +115,7 @@ def _deployment(point: Point) -> Deployment:
 
 
 def _economy() -> Economy:
-    return Economy(*(jnp.float32(x) for x in (0.0, 0.0, 0.0, 1.0, 1e12, 1e12)))
+    return Economy(*(jnp.float32(x) for x in (0.0, 0.0, 0.0, 0.0, 1.0, 1e12, 1e12, 1.0)))
 
 
 def inputs(points: Sequence[Point]) -> Inputs:

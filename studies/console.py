@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from breakeven.models.topology import TOPOLOGIES
+from breakeven.studies.economics import is_split, sentences
 from breakeven.studies.explain import Explanation
 from breakeven.studies.result import Result, Row, records
 from breakeven.studies.simulate import Report
@@ -47,10 +47,14 @@ _COLUMNS: tuple[tuple[str, str, Form], ...] = (
 _EXTRA: dict[str, tuple[str, Form]] = {
     "cost_per_million_tokens_usd": ("USD/M tokens", lambda v: f"{v:,.2f}"),
     "cost_per_session_usd": ("USD/session", lambda v: f"{v:,.3g}"),
+    "cost_per_solved_task_usd": ("USD/solved task", lambda v: f"{v:,.3g}"),
     "goodput_per_s": ("goodput/s", lambda v: f"{v:,.3g}"),
     "session_p95_s": ("session p95", _seconds),
     "energy_per_token_j": ("J/token", lambda v: f"{v:,.3g}"),
     "accelerators": ("accelerators", lambda v: f"{v:,.0f}"),
+    "sessions_per_accelerator": ("sessions/accelerator", lambda v: f"{v:,.3g}"),
+    "sessions_per_kw": ("sessions/kW", lambda v: f"{v:,.3g}"),
+    "solved_tasks_per_hour": ("solved/h", lambda v: f"{v:,.4g}"),
     "sessions_per_second": ("sessions/s", lambda v: f"{v:,.3g}"),
 }
 
@@ -99,7 +103,7 @@ def _thinned(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _family(row: Row) -> str:
-    return "split" if len(TOPOLOGIES[row["topology"]].pools) > 1 else "joint"
+    return "split" if is_split(row) else "joint"
 
 
 def _simulated(row: Row) -> str:
@@ -157,7 +161,8 @@ def show_result(result: Result, console: Console) -> None:
         table.columns[-1]._cells = [f"{value / first:.2f}" for value in result.families[result.rank_by]]
         console.print(table)
         console.print()
-    for line in decision(result):
+    money = sentences(result.study, result.best, records(result.families))
+    for line in [*decision(result), *money]:
         console.print(line, highlight=False, soft_wrap=True)
     found = result.found
     rate = found.evaluated / max(result.seconds, 1e-9)

@@ -22,7 +22,20 @@ from breakeven.studies.schema import read_yaml
 from breakeven.studies.study import Study
 
 BEST, FRONT, RECORD = "best.yaml", "front.csv", "study.json"
-_JUDGED_BY = ("name", "about", "llm", "engine", "workload", "load", "arrivals", "slo", "prices", "limits", "power")
+_JUDGED_BY = (
+    "name",
+    "about",
+    "llm",
+    "engine",
+    "workload",
+    "load",
+    "arrivals",
+    "slo",
+    "prices",
+    "limits",
+    "power",
+    "economics",
+)
 _JOINT = ("topology", "kv", "link", "routing")
 _EXPECTED = ("expected_cost_per_hour_usd", "expected_slo_attainment")
 

@@ -11,6 +11,7 @@ from breakeven.models.kernel_curves import extrapolated, sources
 from breakeven.models.performance import Performance, performance
 from breakeven.models.tables import resolve
 from breakeven.studies.deployment_file import Deployed, choices
+from breakeven.studies.economics import against_api
 from breakeven.studies.result import table
 from breakeven.studies.study import Study
 
@@ -141,7 +142,10 @@ def _money(row: dict[str, Any], study: Study) -> Section:
     names = (
         "cost_per_hour_usd",
         "cost_per_million_tokens_usd",
+        "complexity_usd_per_hour",
         "cost_per_session_usd",
+        "cost_per_solved_task_usd",
+        "solved_tasks_per_hour",
         "idle_cost_prefill_usd_per_hour",
         "idle_cost_decode_usd_per_hour",
         "accelerators",
@@ -149,7 +153,12 @@ def _money(row: dict[str, Any], study: Study) -> Section:
         "energy_per_token_j",
     )
     prices = dict(zip(study.names.accelerator_ids, study.prices_usd_per_hour, strict=True))
-    return {name: row[name] for name in names} | {f"{k}, usd_per_hour": v for k, v in prices.items()}
+    found = {name: row[name] for name in names} | {f"{k}, usd_per_hour": v for k, v in prices.items()}
+    for accelerator, bill in zip(study.accelerators, study.bills, strict=True):
+        if bill is not None:
+            found |= {f"{accelerator.id} owned, {name}, usd_per_hour": v for name, v in bill._asdict().items()}
+    api = against_api(study, row)
+    return found | ({} if api is None else {f"API: {k}": v for k, v in api._asdict().items()})
 
 
 def _load(row: dict[str, Any], study: Study) -> Section:
@@ -157,6 +166,9 @@ def _load(row: dict[str, Any], study: Study) -> Section:
     return {
         "sessions_per_second": row["sessions_per_second"],
         "sessions_in_progress": row["sessions_in_progress"],
+        "sessions_per_accelerator": row["sessions_per_accelerator"],
+        "sessions_per_kw": row["sessions_per_kw"],
+        "session_mean_s": row["session_mean_s"],
         "calls_per_second": row["sessions_per_second"] * float(np.asarray(w.calls_per_session)),
         "tokens_per_second": row["tokens_per_second"],
         "prompt of a call, tokens": float(np.asarray(w.mean_prompt)),

@@ -20,11 +20,15 @@ LABELS = {
     "cost_per_hour_usd": "cost, USD per hour",
     "cost_per_million_tokens_usd": "cost, USD per million output tokens",
     "cost_per_session_usd": "cost, USD per session",
+    "cost_per_solved_task_usd": "cost, USD per solved task",
     "goodput_per_s": "goodput, calls per second that meet the SLO",
     "slo_attainment": "SLO attainment, share of calls",
     "session_p95_s": "session time, 95th percentile, s",
     "energy_per_token_j": "energy, J per output token",
     "accelerators": "accelerators",
+    "sessions_per_accelerator": "sessions in progress per accelerator",
+    "sessions_per_kw": "sessions in progress per kW of provisioned power",
+    "solved_tasks_per_hour": "solved tasks per hour",
 }
 _TICKS = (0.05, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
 _LOWEST = 0.02

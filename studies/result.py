@@ -14,6 +14,7 @@ from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
 from breakeven.optimizer.search import Found
 from breakeven.optimizer.verify import Verification
 from breakeven.studies.deployment_file import BEST, FRONT, RECORD, anchored, deployment_yaml
+from breakeven.studies.economics import economics
 from breakeven.studies.study import Study
 
 FAMILIES = "families.csv"
@@ -180,6 +181,7 @@ class Result:
             "target": study.written.slo.target,
             "candidates_simulated": 0 if self.verification is None else len(self.verification.verdicts),
             "best": None if best is None else _plain(best),
+            "economics": economics(study, best, records(self.families)),
             "versions": {name: version(name) for name in ("breakeven", "jax", "numba", "numpy", "optuna", "pandas")}
             | {"python": platform.python_version()},
             "study": anchored(study.data, study.file),

@@ -16,6 +16,7 @@ from breakeven.optimizer.front import OBJECTIVES
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Dollars = Annotated[float, Field(ge=0, le=1e12)]
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 MAX_VALUES = 1000
 
@@ -121,6 +122,13 @@ class Arrivals(_Strict):
     cv: Annotated[float, Field(gt=0, le=20)]
 
 
+class SpotFields(_Strict):
+    """What interruptions cost on spot: accelerators held beside those that are away."""
+
+    interruptions_per_month: Annotated[float, Field(ge=0, le=1e5)] = 0.15  # AWS advisor, p5: 10 to 20 % a month
+    recovery_s: Annotated[float, Field(ge=0, le=1e7)] = 900.0  # until a replacement serves; an assumption
+
+
 class PriceFields(_Strict):
     """Which price of the catalogue applies, and one's own prices per accelerator and hour."""
 
@@ -129,7 +137,9 @@ class PriceFields(_Strict):
     own: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict)
     skypilot: str | None = None
     whole_instances: bool = False
-    pool_usd_per_month: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    pool_usd_per_month: Dollars = 0.0  # running cost of each pool beyond the first
+    second_kind_usd_per_month: Dollars = 0.0  # and of each kind of accelerator beyond the first
+    spot: SpotFields = SpotFields()
 
 
 class Limits(_Strict):
@@ -138,6 +148,17 @@ class Limits(_Strict):
     budget_usd_per_hour: Positive | None = None
     max_power_kw: Positive | None = None
     inventory: dict[str, Annotated[int, Field(ge=0, le=10_000_000)]] | None = None
+
+
+class EconomicsFields(_Strict):
+    """Owning instead of renting, what a split must bring, what a solved task is, and an API to compare with."""
+
+    ownership: str | dict[str, Any] | None = None  # a profile of ownership.toml, or a variation
+    split_one_off_usd: Dollars = 0.0  # engineering until a split runs
+    horizon_months: Annotated[float, Field(gt=0, le=1200)] = 36.0
+    discount_rate: Share = 0.10  # per year
+    success_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # sessions that solve their task
+    api: str | dict[str, Any] | None = None  # a row of api_prices.toml, or prices per million tokens
 
 
 class SearchFields(_Strict):
@@ -172,6 +193,7 @@ class StudyFile(_Strict):
     prices: PriceFields = PriceFields()
     limits: Limits = Limits()
     power: Power = Power()
+    economics: EconomicsFields = EconomicsFields()
     objectives: Annotated[list[str], Field(min_length=2, max_length=4)] = Field(
         default_factory=lambda: ["cost_per_hour_usd", "slo_attainment"]
     )

@@ -12,10 +12,12 @@ import numpy as np
 
 from breakeven.models.architecture import Architecture
 from breakeven.models.attainment import Bound, Slo
+from breakeven.models.business_case import ApiPrice, api_price
 from breakeven.models.catalog import table
 from breakeven.models.hardware import Accelerator, accelerator, link
 from breakeven.models.inputs import InputError, known_fields, number, pick
 from breakeven.models.llm import LLM, llm
+from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownership
 from breakeven.models.prices import Prices, read_skypilot
 from breakeven.models.sessions import SessionSpec, sample_sessions, session_spec
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
@@ -44,7 +46,6 @@ from breakeven.studies.schema import (
 )
 
 UNLIMITED = 1e12
-HOURS_PER_MONTH = 730.0
 _COUNTS = ("tensor_parallel", "data_parallel", "pipeline_parallel", "replicas", "max_batch", "token_budget")
 
 
@@ -85,7 +86,7 @@ class Study:
 
     def check(self) -> None:
         """Resolve everything that a name can get wrong."""
-        _ = self.catalog, self.workload, self.space
+        _ = self.catalog, self.workload, self.space, self.api_price
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -194,6 +195,7 @@ class Study:
             LLM.from_architecture(self.architecture),
             self._engine(),
             self._economy(),
+            [0.0 if bill is None else bill.electricity for bill in self.bills],
         )
 
     def _engine(self) -> Engine:
@@ -206,7 +208,8 @@ class Study:
 
     @cached_property
     def prices_usd_per_hour(self) -> tuple[float, ...]:
-        """Price of each accelerator, in the order of `accelerators`."""
+        """Price of each accelerator, in the order of `accelerators`; of an owned one what it costs beside its
+        electricity. Spot prices include the accelerators that stand in for those taken away."""
         prices = self.written.prices
         for key in prices.own:
             pick(f"prices.own.{key}", key, self.names.accelerator_ids)
@@ -214,7 +217,35 @@ class Study:
         if prices.skypilot is not None:
             rows = read_skypilot(Path(self.file).parent / prices.skypilot).rows
         chosen = Prices(prices.term, prices.provider, prices.own, rows)
-        return tuple(chosen.usd_per_hour(a) for a in self.accelerators)
+        away = prices.spot.interruptions_per_month * prices.spot.recovery_s / (HOURS_PER_MONTH * 3600.0)
+        if away >= 1.0:
+            raise InputError("prices.spot", away, "interruptions_per_month × recovery_s below a month")
+        spare = 1.0 / (1.0 - away) if prices.term == "spot" else 1.0
+
+        def price(accelerator: Accelerator, bill: Bill | None) -> float:
+            if bill is not None:
+                return bill.fixed
+            return chosen.usd_per_hour(accelerator) * (1.0 if accelerator.id in prices.own else spare)
+
+        return tuple(price(a, bill) for a, bill in zip(self.accelerators, self.bills, strict=True))
+
+    @cached_property
+    def ownership(self) -> Ownership | None:
+        """Who owns the accelerators, if they are not rented."""
+        spec = self.written.economics.ownership
+        return None if spec is None else ownership(spec, "economics.ownership")
+
+    @cached_property
+    def bills(self) -> tuple[Bill | None, ...]:
+        """What owning each accelerator costs; None where it is rented or has a price of the study's own."""
+        owner, own = self.ownership, self.written.prices.own
+        return tuple(None if owner is None or a.id in own else owner.bill(a) for a in self.accelerators)
+
+    @cached_property
+    def api_price(self) -> ApiPrice | None:
+        """The API that self-hosting is compared with, if the study names one."""
+        spec = self.written.economics.api
+        return None if spec is None else api_price(spec, "economics.api")
 
     def _economy(self) -> Economy:
         written = self.written
@@ -222,10 +253,12 @@ class Study:
         values = {
             "whole_instances": float(prices.whole_instances),
             "pool_usd_per_hour": prices.pool_usd_per_month / HOURS_PER_MONTH,
+            "second_kind_usd_per_hour": prices.second_kind_usd_per_month / HOURS_PER_MONTH,
             "idle_power_share": power.idle_share,
             "power_overhead": power.pue,
             "budget_usd_per_hour": limits.budget_usd_per_hour or UNLIMITED,
             "max_power_w": (limits.max_power_kw or UNLIMITED) * 1e3,
+            "success_rate": written.economics.success_rate,
         }
         return Economy(**{name: jnp.float32(value) for name, value in values.items()})
 

@@ -7,15 +7,20 @@ import numpy as np
 import pytest
 
 from breakeven.models.economics import fleet
+from breakeven.models.ownership import HOURS_PER_MONTH
 from breakeven.models.serving import evaluate
 from breakeven.models.tables import resolve
-from breakeven.studies.study import HOURS_PER_MONTH
 
 OWN = "prices.own={h100-sxm: 3.0, l40s: 1.0}"
 
 
-def bill(made, ids=(0,)):
-    return fleet(resolve(made.space.deployment(np.array(ids)), made.catalog), made.catalog.economy)
+def of(resolved, economy, use=1.0):
+    """The fleet of resolved candidates whose pools are all busy for a share `use` of the time."""
+    return fleet(resolved, economy, [use * np.ones_like(resolved.balanced)] * 5)
+
+
+def bill(made, ids=(0,), use=1.0):
+    return of(resolve(made.space.deployment(np.array(ids)), made.catalog), made.catalog.economy, use)
 
 
 @pytest.fixture
@@ -61,6 +66,15 @@ def test_each_pool_beyond_the_first_costs_its_running(pair):
     assert float(found.cost_per_hour_usd[0]) == pytest.approx(27.0)
 
 
+def test_a_second_kind_of_accelerator_costs_its_running(pair):
+    second = f"prices.second_kind_usd_per_month={2 * HOURS_PER_MONTH}"
+    found = bill(pair(second, f"prices.pool_usd_per_month={HOURS_PER_MONTH}"))
+    assert float(found.cost_per_hour_usd[0]) == pytest.approx(29.0)
+    assert float(found.complexity_usd_per_hour[0]) == pytest.approx(3.0)
+    same = "space.decode={accelerators: h100-sxm, tensor_parallel: 4, replicas: 2}"
+    assert float(bill(pair(second, same)).complexity_usd_per_hour[0]) == 0.0
+
+
 def test_cost_is_proportional_to_replicas(study, deployment):
     """Twice the replicas cost and draw twice as much."""
 
@@ -72,8 +86,8 @@ def test_cost_is_proportional_to_replicas(study, deployment):
         }
         return dataclasses.replace(d, **stages)
 
-    once, twice = (fleet(resolve(d, study.catalog), study.catalog.economy) for d in (deployment, doubled(deployment)))
-    for name in ("accelerators", "cost_per_hour_usd", "power_w"):
+    once, twice = (of(resolve(d, study.catalog), study.catalog.economy) for d in (deployment, doubled(deployment)))
+    for name in ("accelerators", "cost_per_hour_usd", "power_w", "drawn_w"):
         a, b = np.asarray(getattr(once, name)), np.asarray(getattr(twice, name))
         assert b == pytest.approx(2.0 * a, rel=1e-5)
 
@@ -81,7 +95,7 @@ def test_cost_is_proportional_to_replicas(study, deployment):
 def test_paying_whole_instances_never_costs_less(study, deployment):
     whole = dataclasses.replace(study.catalog.economy, whole_instances=np.float32(1.0))
     resolved = resolve(deployment, study.catalog)
-    exact, rounded = fleet(resolved, study.catalog.economy), fleet(resolved, whole)
+    exact, rounded = of(resolved, study.catalog.economy), of(resolved, whole)
     assert (np.asarray(rounded.cost_per_hour_usd) >= np.asarray(exact.cost_per_hour_usd) * (1 - 1e-6)).all()
 
 
