@@ -221,7 +221,7 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         decode_balanced=jnp.maximum(resolved.balanced, split),
         transfer_s=jnp.sum(hit.weight * transfer_s[:, :nodes], -1),
         transfer_s2=jnp.sum(hit.weight * transfer_s[:, :nodes] ** 2, -1),
-        request_s=(engine.request_s + engine.request_token_s * workload.mean_prompt) * jnp.ones_like(split),
+        request_s=engine.request_s + engine.request_token_s * workload.mean_prompt + engine.handover_s * split,
         reserve_tokens=workload.decode_context
         + (engine.reserve_output_share - 0.5) * workload.mean_output * jnp.ones_like(split),
     )

@@ -33,7 +33,7 @@ from breakeven.models.operators import (
 from breakeven.models.tables import Engine, Hardware, ResolvedStage
 
 ACTIVATION_BYTES = 2.0  # activations cross the links in 16 bit
-ATTENTION_PRODUCTS, FFN_PRODUCTS = 2.0, 2.0  # kernels per layer: query/key/value and output, up and down
+ATTENTION_PRODUCTS, FFN_PRODUCTS = 2.0, 2.0  # kernels per layer: query/key/value and output; up and down if dense
 
 
 @jax.tree_util.register_dataclass
@@ -53,7 +53,7 @@ class Coefficients:
     collective_token_s: Array  # bytes of all-reduce and all-to-all
     collective_root_s: Array  # what short messages lose of the link, per square root of tokens
     activation_token_s: Array  # norms, residuals, quantisation: memory passes over the hidden state
-    sequence_s: Array  # scheduler, window and recurrent state
+    sequence_s: Array  # scheduler, window and recurrent state (attention: of one replica's sequences)
     context_s: Array  # each cached token a decoding sequence attends to (all of them)
     selected_context_s: Array  # the same, for those that sparse attention selects
     prefill_context_s: Array  # reading one cached token in a prefill chunk
@@ -166,7 +166,7 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
         + llm.layers * llm.mla * engine.latent_layer_s * _slow_host(stage, engine)
-        + llm.layers * kernels_s
+        + llm.layers * kernels_s * engine.launch_share
         + engine.step_s
         + latency_s,
         weight_s=llm.attention_weights * stage.attention_bytes / (t * stage.attention_read_bytes_per_s),
@@ -213,8 +213,8 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coeffici
     zero = jnp.zeros_like(t)
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
-        + llm.layers * FFN_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"]
-        + llm.moe_layers * (stage.experts_latency_s + engine.moe_layer_s)
+        + (llm.layers - llm.moe_layers) * FFN_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"] * engine.launch_share
+        + llm.moe_layers * (stage.experts_latency_s * engine.launch_share + engine.moe_layer_s)
         + latency_s
         + dispatch_s,
         weight_s=(weight_s + head_s) / t,
@@ -270,7 +270,8 @@ def decode_step(
         + (attention.collective_root_s + ffn.collective_root_s) * jnp.sqrt(rank_tokens),
         overhead_s=attention.step_s
         + ffn.step_s
-        + (attention.sequence_s + ffn.sequence_s) * tokens
+        + attention.sequence_s * rank_tokens
+        + ffn.sequence_s * tokens
         + (attention.activation_token_s + ffn.activation_token_s) * rank_tokens,
     )
 

@@ -85,6 +85,9 @@ class Engine:
     request_s: Array
     request_token_s: Array  # of each prompt token
     first_chunk_steps: Array  # decode steps until the first token reaches the user
+    crowd_s: Array  # by which each request in flight delays a first token: tokenizer and stream share one process
+    handover_s: Array  # routing and handshake of a call that decodes on another engine
+    launch_share: Array  # of the kernels' latency that is left where launches overlap
     activation_passes: Array  # memory passes over a layer's hidden state beside its matrix products
     expert_imbalance: Array  # slowest rank over the mean where whole experts sit on ranks
     burst_factor: Array  # time of a prompt in a burst of prompts over its time alone

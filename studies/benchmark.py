@@ -46,6 +46,7 @@ class Inputs:
     llm: LLM
     engine: Array  # row of `engines`
     engines: Engine  # each leaf (engines,)
+    step_factor: Array  # step time with speculation over without, per token
     shared: Catalog
 
 
@@ -71,8 +72,9 @@ def _lengths(prompt: float, output: float) -> Workload:
 
 
 def _workload(point: Point) -> Workload:
+    """Speculation leaves fewer decode steps than tokens."""
     return dataclasses.replace(
-        _lengths(point.prompt_tokens, point.output_tokens),
+        _lengths(point.prompt_tokens, point.output_tokens / point.accepted),
         concurrent_sessions=np.float32(point.concurrency),
         first_wave_share=np.float32(FIRST_WAVE),
     )
@@ -88,7 +90,7 @@ def _row_number(row: int) -> Any:
 
 
 def _stage(point: Point, layout: Layout, pool: float) -> Stage:
-    row = table("engines")[point.engine]
+    row = table("engines")[point.stack]
     numbers = {
         "pool": pool,
         "replicas": layout.workers,
@@ -118,6 +120,10 @@ def _economy() -> Economy:
     return Economy(*(jnp.float32(x) for x in (0.0, 0.0, 0.0, 0.0, 1.0, 1e12, 1e12, 1.0)))
 
 
+def _step_factor(point: Point) -> float:
+    return table("calibration")["speculation"]["step_cost"] / point.accepted if point.accepted > 1.0 else 1.0
+
+
 def inputs(points: Sequence[Point]) -> Inputs:
     """Points that are not excluded, as arrays."""
     names = list(table("engines"))
@@ -134,8 +140,9 @@ def inputs(points: Sequence[Point]) -> Inputs:
         stacked,
         _stack([_workload(point) for point in points]),
         _stack([finite[point.model] for point in points]),
-        jnp.asarray([names.index(point.engine) for point in points]),
+        jnp.asarray([names.index(point.stack) for point in points]),
         _stack([engine(name) for name in names]),
+        jnp.asarray([_step_factor(point) for point in points], jnp.float32),
         shared,
     )
 
@@ -153,7 +160,8 @@ def _one(deployment: Deployment, load: Workload, llm: LLM, number: Array, given:
 def predict(given: Inputs) -> Predicted:
     """TTFT and TPOT of every point, traced."""
     each = jax.vmap(_one, in_axes=(0, 0, 0, 0, None))
-    return each(given.deployment, given.workload, given.llm, given.engine, given)
+    found = each(given.deployment, given.workload, given.llm, given.engine, given)
+    return found._replace(tpot_s=found.tpot_s * given.step_factor)
 
 
 predict_jitted: Callable[[Inputs], Predicted] = jax.jit(predict)

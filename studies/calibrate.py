@@ -9,7 +9,7 @@ by Gauss-Newton steps whose Jacobian is the model's own forward derivative. What
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +46,15 @@ def parameters(*kinds: str) -> tuple[Parameter, ...]:
     found = []
     for kind in kinds:
         for field, row in SETTINGS[kind].items():
-            owners = [tuple(row["prior"])] if row.get("shared") else [(owner,) for owner in row["prior"]]
+            owners = [tuple(table("engines"))] if row.get("shared") else [_with_heirs(o, row) for o in row["prior"]]
             found += [Parameter(kind, field, each, row["prior"][each[0]], row["sd"]) for each in owners]
     return tuple(found)
+
+
+def _with_heirs(owner: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The engine, and its eras and modes (`like`) that have no number of their own."""
+    engines = table("engines")
+    return owner, *(name for name in engines if engines[name].get("like") == owner and name not in row["prior"])
 
 
 def _owned(parameter: Parameter) -> Floats:

@@ -53,6 +53,7 @@ class Calibration:
     def errors(self) -> pd.DataFrame:
         """Error ratios of each point, seen and left out."""
         rows = {"id": [p.id for p in self.points], "model": [p.model for p in self.points]}
+        rows |= {"mode": [p.mode for p in self.points], "backend": [p.engine for p in self.points]}
         table = pd.DataFrame(rows | {"system": [p.accelerator for p in self.points], "fill": self.fill})
         for name, residuals in (("seen", self.seen), ("left_out", self.unseen)):
             for k, metric in enumerate(("ttft", "tpot")):
@@ -67,8 +68,8 @@ class Calibration:
 
 
 def usable(points: Sequence[Point]) -> list[Point]:
-    """Points a fit may see: one engine, nothing doubtful, copies of one run once."""
-    found = {p.measurement: p for p in points if not p.excluded and p.mode == "agg"}
+    """Points a fit may see: nothing doubtful, copies of one run once."""
+    found = {p.measurement: p for p in points if not p.excluded}
     if len(found) < FEWEST or len({p.combination for p in found.values()}) < 2:
         raise InputError("MEASURED.csv", len(found), f"at least {FEWEST} usable points of two (model, system) pairs")
     return list(found.values())
@@ -131,7 +132,7 @@ def _with_source(section: str, found: Calibration) -> str:
     owner = section[1 : section.index("]")] if section.startswith("[") else ""
     if owner not in {name for p in found.moved for name in p.owners}:
         return section
-    seen = np.array([owner == p.engine for p in found.points]) & (found.fill < SETTINGS["most_fill"])
+    seen = np.array([owner == p.stack for p in found.points]) & (found.fill < SETTINGS["most_fill"])
     if not seen.any():
         return section
     errors = summary(found.unseen, seen)

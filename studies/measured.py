@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pandas as pd
 
+from breakeven.models.catalog import table
 from breakeven.models.hardware import accelerators
 from breakeven.models.llm import llms
 from breakeven.studies.measured_layout import Layout, read_layouts, spans_nodes
@@ -26,7 +27,6 @@ NOMINAL_SHARE = 0.9  # InferenceX draws lengths from U[0.8, 1.0] of the nominal 
 TRUST = ("db-dump", "2026-04-06", "2026-03-25", "gap-analysis")  # whose label counts where copies of a run disagree
 
 UNKNOWN_DRAFT = "speculative decoding is not said, and the checkpoint has a draft head"
-DRAFTED = "speculative decoding: acceptance is not published"
 UNKNOWN_WORKERS = "number of prefill or decode workers is not given: concurrency per worker is unknown"
 
 
@@ -46,11 +46,13 @@ class Point:
     weights: str
     kv: str
     layouts: tuple[Layout, ...]  # one, or prefill and decode
+    stack: str  # row of engines.toml: the engine, or its era or mode
     ttft_ms: float
     tpot_ms: float
     source: str = ""
     measurement: str = ""  # id of the row that leads the copies of one run
     internal: bool = False  # another client than InferenceX's: no burst of ten times the concurrency is known
+    accepted: float = 1.0  # tokens per decode step with speculation, a prior
     excluded: str = ""
 
     @property
@@ -177,6 +179,34 @@ def _concurrency(row: Row, layouts: Iterable[Layout]) -> float:
     return float(cast(Any, batch)) * (float(cast(Any, ranks)) if _given(ranks) else 1.0) * workers
 
 
+def _version(row: Row) -> tuple[int, ...]:
+    """Leading numbers of the engine's version; (0,) where none is given."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)", str(row.get("backend_version") or ""))
+    return tuple(int(part) for part in found.group(1).split(".")) if found else (0,)
+
+
+def _year(row: Row) -> int:
+    found = [re.search(r"measured=(\d{4})", source) for source in row["sources"]]
+    return max((int(match.group(1)) for match in found if match), default=0)
+
+
+def _stack(row: Row, engine: str, model: str) -> str:
+    """The engine's era or mode. SGLang's API took far longer before 0.5.9; vLLM 0.12 ran expert models at 50 ms a
+    token whatever the load: eagerly."""
+    version, year = _version(row), _year(row)
+    if engine == "sglang" and (year == 2025 or (0, 0) < version < (0, 5, 9)):
+        return "sglang-2025"
+    if engine == "vllm" and (0, 12) <= version < (0, 13) and model and llms()[model].moe:
+        return "vllm-eager"
+    return engine
+
+
+def accepted_tokens(concurrency: float) -> float:
+    """Tokens per decode step with a draft head where acceptance is not published: a prior that falls with load."""
+    prior = table("calibration")["speculation"]
+    return max(prior["accepted"] * max(concurrency, 1.0) ** -prior["decay"], 1.0)
+
+
 def _speculation(row: Row, model: str, label: Mapping[str, Any]) -> str:
     """none, mtp or unknown. Rows labelled DeepSeek-V3 and all of the database dump ran without; exports mix both."""
     if str(label.get("spec_decode", "")) in ("none", "mtp"):
@@ -208,11 +238,13 @@ def _point(row: Row, label: Mapping[str, Any]) -> Point:
         weights=weight_scheme(model, precision),
         kv=kv_precision(model, engine, accelerator, precision),
         layouts=layouts,
+        stack=_stack(row, engine, model),
         ttft_ms=row["silicon_ttft_ms"],
         tpot_ms=row["silicon_tpot_ms"],
         source=row["sources"][0],
         measurement=row["ids"][0],
         internal=not inferencex,
+        accepted=accepted_tokens(concurrency) if speculation == "mtp" and not math.isnan(concurrency) else 1.0,
     )
     return replace(point, excluded=_excluded(point, row, speculation))
 
@@ -230,7 +262,6 @@ def _excluded(point: Point, row: Row, speculation: str) -> str:
         "a deployment over several nodes labelled agg": spans_nodes(point.mode, point.layouts),
         UNKNOWN_WORKERS: any(math.isnan(count) for count in workers),
         "concurrency is not given": math.isnan(point.concurrency),
-        DRAFTED: speculation == "mtp",
         UNKNOWN_DRAFT: speculation == "unknown",
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

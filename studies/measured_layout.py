@@ -83,6 +83,8 @@ def _from_sizes(sizes: list[int], engine: str, pipeline: int) -> Layout | None:
         return None
     if data > 1 and engine not in GENUINE_ATTENTION_DP:
         return Layout(tensor, 1, tensor if experts > 1 else 1, pipeline)
+    if data > NODE and max(experts, 1) == 1:  # no one splits experts over more than a node: the column is not filled
+        expert_tensor, experts = 1, tensor * data
     ranks = max(expert_tensor, 1) * max(experts, 1)
     if data < 1:
         data = max(ranks // tensor, 1)

@@ -21,7 +21,7 @@ from breakeven.studies.measured_files import read_points
 BAND = (0.7, 1.4)  # concurrency over capacity where a prediction of TTFT is a coin's toss
 CONCURRENCY = (0, 4, 16, 64, 256, np.inf)
 NO_ROOM = "the weights or one sequence do not fit into the memory by this model"
-GROUPS = ("mode", "model", "system", "backend", "concurrency")
+GROUPS = ("mode", "speculation", "model", "system", "backend", "concurrency")
 METRICS = ("ttft", "tpot")
 
 
@@ -68,6 +68,7 @@ _COLUMNS = [
     "accelerators",
     "fill",
     "internal",
+    "accepted",
     "ttft_ratio",
     "tpot_ratio",
 ]
@@ -140,6 +141,7 @@ def report(table: pd.DataFrame) -> list[tuple[str, str, dict[str, float]]]:
         return []
     bins = np.digitize(used["concurrency"], CONCURRENCY[1:-1], right=True)
     used = used.assign(concurrency=np.array(_bin_names())[bins])
+    used = used.assign(speculation=np.where(used["accepted"] > 1.0, "draft head, acceptance a prior", "none"))
     found = [("all", "", errors(used))]
     away = _where(used, ~in_band(used))
     if len(away):

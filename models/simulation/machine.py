@@ -76,7 +76,7 @@ def _speed(stages: tuple[Coefficients, Coefficients], choice: Any, catalog: Cata
         log_expert_miss=float(np.log1p(-share)),
         collective_token=a.collective_token_s + f.collective_token_s + a.activation_token_s + f.activation_token_s,
         collective_root=a.collective_root_s + f.collective_root_s,
-        sequence=a.sequence_s + f.sequence_s,
+        sequence=a.sequence_s / _number(choice.data_parallel, i) + f.sequence_s,
         context=a.context_s,
         selected_context=a.selected_context_s,
         prefill_context=a.prefill_context_s,
@@ -106,7 +106,8 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         decode_capacity=_number(found.decode_capacity, i),
         shared_prefix=_number(workload.shared_prefix_tokens, 0),
         request_s=_number(catalog.engine.request_s, 0)
-        + _number(catalog.engine.request_token_s, 0) * _number(workload.mean_prompt, 0),
+        + _number(catalog.engine.request_token_s, 0) * _number(workload.mean_prompt, 0)
+        + (_number(catalog.engine.handover_s, 0) if split else 0.0),
         link_latency_s=_number(found.link_latency_s, i),
         link_token_s=_number(found.link_token_s, i),
         balanced=_number(resolved.balanced, i) > 0.5,
