@@ -283,6 +283,26 @@ class Clipped(Distribution):
         return np.where(t < self.low, t, self.low + within)
 
 
+@dataclass(frozen=True)
+class Scaled(Distribution):
+    """X times a positive factor."""
+
+    inner: Distribution
+    factor: float
+
+    def invert(self, u: ArrayLike) -> Floats:
+        return self.factor * self.inner.invert(u)
+
+    def sample(self, rng: np.random.Generator, size: int) -> Floats:
+        return self.factor * self.inner.sample(rng, size)
+
+    def cdf(self, x: ArrayLike) -> Floats:
+        return self.inner.cdf(np.asarray(x, float) / self.factor)
+
+    def mean_min(self, t: ArrayLike) -> Floats:
+        return self.factor * self.inner.mean_min(np.asarray(t, float) / self.factor)
+
+
 def mixture(weights: Sequence[float], parts: Sequence[Distribution]) -> Distribution:
     """The mixture of `parts` with weights scaled to sum to one; parts of no weight drop out."""
     kept = [(w, d) for w, d in zip(weights, parts, strict=True) if w > 0.0]

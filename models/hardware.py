@@ -1,5 +1,6 @@
 """Accelerators and links: catalogue rows, whole definitions and variations of rows, in SI units."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -136,18 +137,25 @@ def _rows() -> Mapping[str, Mapping[str, Any]]:
     return table("accelerators")
 
 
-def accelerator(spec: str | Mapping[str, Any], field: str = "accelerator") -> Accelerator:
+def accelerator(
+    spec: str | Mapping[str, Any], field: str = "accelerator", changes: Mapping[str, Any] | None = None
+) -> Accelerator:
     """An accelerator by name, as a whole definition, or as a variation of a catalogue row.
 
     A definition maps `name` and the fields of accelerators.toml, in its units, and perhaps `usd_per_hour`.
     A variation says `like: id`; its `compute`, `memory_bandwidth`, `scaleup`, `nic` and `price` are factors
     on that row, all other fields replace its own. A `scaleup_link` or `host_link` brings its own bandwidth
-    unless one is stated; `power_w` scales the all-in power along.
+    unless one is stated; `power_w` scales the all-in power along. `changes` are such fields, laid over the spec; the
+    accelerator keeps its id and name.
 
     >>> fast = accelerator({"like": "h100-sxm", "compute": 2.0, "price": 1.5})
     >>> fast.bf16_flops_per_s, fast.price_factor
     (1978000000000000.0, 1.5)
     """
+    if changes:
+        own = accelerator(spec, field)
+        changed = accelerator(_changed(spec, changes), field)
+        return dataclasses.replace(changed, id=own.id, name=own.name, priced_as=own.priced_as)
     if not isinstance(spec, Mapping):
         return accelerators()[pick(field, spec, accelerators())]
     known_fields(spec, (*_FIELDS, "like", *_FACTORS) if "like" in spec else _FIELDS, field)
@@ -159,18 +167,28 @@ def accelerator(spec: str | Mapping[str, Any], field: str = "accelerator") -> Ac
     return _accelerator(_slug(name), row | {"name": name}, field, factors, base or _slug(name))
 
 
-def link(spec: str | Mapping[str, Any], field: str = "link") -> Link:
+def link(spec: str | Mapping[str, Any], field: str = "link", changes: Mapping[str, Any] | None = None) -> Link:
     """A link by name, as a whole definition, or as `{like: id, bandwidth: factor, latency_us: …}`.
+
+    `changes` are such fields, laid over the spec; the link keeps its id.
 
     >>> link({"like": "ib-ndr-400", "bandwidth": 2.0}).bytes_per_s
     100000000000.0
     """
+    if changes:
+        return dataclasses.replace(link(_changed(spec, changes), field), id=link(spec, field).id)
     if not isinstance(spec, Mapping):
         return links()[pick(field, spec, links())]
     known_fields(spec, (*_LINK_FIELDS, "like", "bandwidth") if "like" in spec else _LINK_FIELDS, field)
     row, _ = _varied(spec, table("links"), {}, field)
     factor = _factor(spec, "bandwidth", field) if "bandwidth" in spec else 1.0
     return _link(_slug(_new_name(spec, links(), field)), row, field, factor)
+
+
+def _changed(spec: str | Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec as a variation with `changes` laid over it, under a name that hides nothing."""
+    base = {"like": spec} if isinstance(spec, str) else dict(spec)
+    return {**base, **changes, "name": f"{base.get('name', base.get('like'))}, changed"}
 
 
 def _slug(name: str) -> str:

@@ -9,6 +9,7 @@ and the next prompt is
 unless the context passes its cap or is reset: then it is compacted, and all but the shared prefix is new.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breakeven.models.catalog import table
-from breakeven.models.distributions import Distribution, Floats, distribution, mixture
+from breakeven.models.distributions import Clipped, Distribution, Floats, Scaled, distribution, mixture
 from breakeven.models.inputs import InputError, known_fields, number, pick
 
 MAX_TOKENS, MAX_GAP_S = 1e7, 1e7
@@ -125,6 +126,7 @@ _DEFAULTS: dict[str, Any] = {
 _CLASS_FIELDS = tuple(field.name for field in fields(CallClass))
 _OF_CLASSES = ("first_prompt_tokens", "output_tokens", "shared_prefix_tokens")
 FIELDS = (*_DISTRIBUTIONS, *_NUMBERS, *_FLAGS, "classes")
+SCALABLE = tuple(name for name in _DISTRIBUTIONS if name not in ("thinking_fraction", "growth_tokens_early"))
 
 
 def preset_names() -> list[str]:
@@ -135,20 +137,45 @@ def preset_names() -> list[str]:
 def session_spec(workload: str | Mapping[str, Any], field: str = "workload") -> SessionSpec:
     """A preset by name, or a table of fields over the preset it names (`preset`) or over nothing.
 
+    `scale` multiplies distributions by factors: `{growth_tokens: 2}` doubles what every turn adds.
+
     >>> session_spec({"preset": "coding-agent", "tool_gap_s": 5}).tool_gap_s
     Constant(value=5.0)
     """
     given = {"preset": workload} if isinstance(workload, str) else workload
     if not isinstance(given, Mapping):
         raise InputError(field, workload, "a preset's name or a table of fields")
-    known_fields(given, ("preset", *FIELDS, *METADATA), field)
+    known_fields(given, ("preset", "scale", *FIELDS, *METADATA), field)
     name, base = "custom", {}
     if "preset" in given:
         where = field if isinstance(workload, str) else f"{field}.preset"
         name = pick(where, given["preset"], preset_names())
         base = table("workloads")[name]
     own = {key: value for key, value in given.items() if key in FIELDS}
-    return _parse(name, own, {**_DEFAULTS, **base, **own}, field)
+    return _scaled(_parse(name, own, {**_DEFAULTS, **base, **own}, field), given.get("scale", {}), f"{field}.scale")
+
+
+def _scaled(spec: SessionSpec, factors: object, field: str) -> SessionSpec:
+    """The spec with some of its distributions scaled, held inside their ranges; growth early and later alike."""
+    if not isinstance(factors, Mapping):
+        raise InputError(field, factors, "a table of fields and factors")
+    known_fields(factors, SCALABLE, field)
+    by = {name: number(f"{field}.{name}", factors[name], 1e-3, 1e3) for name in factors}
+    if "growth_tokens" in by:
+        by["growth_tokens_early"] = by["growth_tokens"]
+
+    def scaled(name: str, inner: Distribution) -> Distribution:
+        return Clipped(Scaled(inner, by[name]), *_DISTRIBUTIONS[name]) if name in by else inner
+
+    classes = tuple(
+        dataclasses.replace(
+            row,
+            prompt_tokens=scaled("first_prompt_tokens", row.prompt_tokens),
+            output_tokens=scaled("output_tokens", row.output_tokens),
+        )
+        for row in spec.classes
+    )
+    return dataclasses.replace(spec, classes=classes, **{name: scaled(name, getattr(spec, name)) for name in by})
 
 
 def _parse(name: str, own: Mapping[str, Any], merged: Mapping[str, Any], field: str) -> SessionSpec:

@@ -192,7 +192,20 @@ def bin_edges(nodes: int) -> Floats:
 def bins(values: Floats, nodes: int) -> Bins:
     """Sample indices of each bin, in rising order of `values`."""
     cuts = np.rint(bin_edges(nodes)[1:-1] * len(values)).astype(int)
-    return np.split(np.argsort(values, kind="stable"), cuts)
+    return np.split(_rising(values), cuts)
+
+
+def _rising(values: Floats) -> NDArray[np.intp]:
+    """Positions in rising order of `values`, ties as they stand.
+
+    Whole numbers, as tokens and calls are, are sorted with their position in one key: several times as fast.
+    """
+    bits = len(values).bit_length()
+    if len(values) and values.min() >= 0.0 and values.max() < 2.0 ** (62 - bits) and np.all(values == np.rint(values)):
+        keys = (values.astype(np.int64) << bits) | np.arange(len(values))
+        keys.sort()
+        return (keys & ((1 << bits) - 1)).astype(np.intp)
+    return np.argsort(values, kind="stable")
 
 
 def _weights(parts: Bins) -> Floats:
@@ -219,10 +232,10 @@ def prefill_nodes(tokens: Floats, context: Floats) -> PrefillNodes:
     """Nodes and moments of prefilling the last `tokens` of each `context`."""
     pairs = tokens * (context - 0.5 * tokens)
     parts, u, q = bins(tokens, PREFILL_NODES), tokens / tokens.mean(), pairs / pairs.mean()
-    moments = np.zeros((4, 4))
-    for i in range(4):
+    moments, of_q = np.zeros((4, 4)), [np.ones_like(q), q, q * q, q * q * q]
+    for i, of_u in enumerate((np.ones_like(u), u, u * u, u * u * u)):
         for j in range(4 - i):
-            moments[i, j] = np.mean(u**i * q**j)
+            moments[i, j] = np.dot(of_u, of_q[j]) / len(u)
     return PrefillNodes(
         weight=_leaf(_weights(parts)),
         tokens=_leaf(_bin_means(tokens, parts)),

@@ -9,6 +9,8 @@ import typer
 from typer.exceptions import TyperException
 
 from breakeven.models.inputs import InputError
+from breakeven.studies import questions
+from breakeven.studies.arguments import SetOption, StudyArgument, default_folder, study_path, writable
 
 app = typer.Typer(
     name="breakeven",
@@ -21,25 +23,12 @@ app = typer.Typer(
 
 NOTHING, BAD_INPUT, OUR_FAULT, INTERRUPTED = 1, 2, 3, 130
 
-StudyArgument = Annotated[str, typer.Argument(metavar="STUDY.yaml", help="A study file, or the name of a shipped one.")]
-
-
-def _study_path(name: str) -> Path:
-    """The study file named: a path, or a shipped study's name with or without .yaml."""
-    path = Path(name)
-    shipped = Path(__file__).parent / f"{path.name.removesuffix('.yaml')}.yaml"
-    if not path.exists() and path.name == name and shipped.exists():
-        return shipped
-    return path
-
 
 @app.command()
 def run(
     study: StudyArgument,
     out: Annotated[Path | None, typer.Option(help="Output folder (default: out/NAME).")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field of the study; repeatable.")
-    ] = None,
+    set_: SetOption = None,
     search: Annotated[str | None, typer.Option(help="auto, exhaustive or optuna.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of an Optuna search.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL (default: in memory).")] = None,
@@ -48,38 +37,30 @@ def run(
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
     from breakeven.studies.console import progress_bar, screen, show_result
-    from breakeven.studies.report import write_report
+    from breakeven.studies.report import write_explanation, write_report
     from breakeven.studies.run import remember_compiled
     from breakeven.studies.run import run as run_study
     from breakeven.studies.study import Study
 
     options = {"method": search, "trials": trials, "seed": seed, "verify": verify}
     changes = [*(set_ or []), *[f"search.{k}={v}" for k, v in options.items() if v is not None]]
-    loaded = Study.load(_study_path(study), changes)
-    folder = _writable(out or Path("out") / Path(study).name.removesuffix(".yaml"))
+    loaded = Study.load(study_path(study), changes)
+    folder = writable(out or default_folder(study))
     remember_compiled()
     with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
         result = run_study(loaded, progress, storage, verifying)
     result.save(folder)
     _draw(folder)
-    write_report(result, folder)
+    write_explanation(result, folder)
+    write_report(folder)
     show_result(result, screen())
-    typer.echo(f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html")
+    typer.echo(
+        f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html, report.md"
+    )
     if result.interrupted:
         typer.echo("Interrupted: this is what was found until then.", err=True)
         return INTERRUPTED
     return 0 if result.best is not None else NOTHING
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError("--out", str(folder), f"cannot be written: {error.strerror}") from None
-    return folder
 
 
 def _draw(folder: Path) -> None:
@@ -108,6 +89,16 @@ def _draw(folder: Path) -> None:
     best = records(tables[0])[0] if len(tables[0]) else None
     simulated = pd.concat(tables).drop_duplicates("candidate") if set(SIMULATED) <= set(tables[0]) else None
     pareto(evaluations, best, record, folder / "pareto.png", pair, simulated)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")]) -> int:
+    """Write report.html and report.md again, with what other commands have added to the folder since."""
+    from breakeven.studies.report import write_report
+
+    write_report(folder)
+    typer.echo(f"Written: {folder / 'report.html'}, {folder / 'report.md'}")
+    return 0
 
 
 @app.command()
@@ -156,21 +147,21 @@ def simulate(
     from breakeven.studies.trace import write_trace
 
     deployed = read_deployment(deployment)
-    folder = _writable(out) if out else None
+    folder = writable(out) if out else None
     if perfetto:
-        _writable(perfetto.parent)
+        writable(perfetto.parent)
     remember_compiled()
-    report = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
-    show_simulation(report, screen())
+    found = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
+    show_simulation(found, screen())
     if folder:
         from breakeven.studies.latency_plot import latency
 
-        frame = calls_frame(report.replications)
+        frame = calls_frame(found.replications)
         frame.to_parquet(folder / "calls.parquet", index=False)
-        latency(frame, report.seconds, report.title, folder / "latency.png")
+        latency(frame, found.seconds, found.title, folder / "latency.png")
         typer.echo(f"Written to {folder}{os.sep}: calls.parquet, latency.png")
     if perfetto:
-        write_trace(report.replications.runs[0], perfetto)
+        write_trace(found.replications.runs[0], perfetto)
         typer.echo(f"Written: {perfetto}; open it at https://ui.perfetto.dev")
     return 0
 
@@ -219,6 +210,9 @@ def catalog(
         )
     screen().print(TABLES[pick("catalog", what, TABLES)]())
     return 0
+
+
+questions.register(app)
 
 
 MeasuredArgument = Annotated[Path, typer.Argument(metavar="MEASURED.csv", help="Measured serving points.")]
@@ -283,7 +277,7 @@ def calibrate(
     from breakeven.studies.measured_files import read_points
     from breakeven.studies.run import remember_compiled
 
-    folder = _writable(out) if out is not None else None
+    folder = writable(out) if out is not None else None
     remember_compiled()
     if len(measured) > 1 or is_kernel_table(measured[0]):
         samples, left = read_kernels(measured)

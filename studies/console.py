@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from breakeven.studies.economics import is_split, sentences
 from breakeven.studies.explain import Explanation
-from breakeven.studies.result import Result, Row, records
+from breakeven.studies.result import Result, records
 from breakeven.studies.simulate import Report
+from breakeven.studies.words import seconds as seconds_words
+from breakeven.studies.words import share
 
 SHOWN_ROWS = 16
 WIDE = 130
@@ -23,23 +24,15 @@ NARROW = ("deployment", "topology", "cost_per_hour_usd", "slo_attainment", "ttft
 Form = Callable[[Any], str]
 
 
-def _seconds(value: float) -> str:
-    return f"{value * 1e3:.3g} ms" if value < 1.0 else f"{value:,.3g} s"
-
-
-def _share(value: float) -> str:
-    return f"{value:.2%}" if value < 0.999 else f"{value:.3%}"
-
-
 _COLUMNS: tuple[tuple[str, str, Form], ...] = (
     ("deployment", "deployment", str),
     ("topology", "topology", str),
     ("kv", "KV", str),
     ("cost_per_hour_usd", "USD/h", lambda v: f"{v:,.2f}"),
-    ("slo_attainment", "attainment", _share),
-    ("slo_attainment_simulated", "simulated", lambda v: _share(v) if np.isfinite(v) else ""),
-    ("ttft_p95_s", "TTFT p95", _seconds),
-    ("tpot_p95_s", "TPOT p95", _seconds),
+    ("slo_attainment", "attainment", share),
+    ("slo_attainment_simulated", "simulated", lambda v: share(v) if np.isfinite(v) else ""),
+    ("ttft_p95_s", "TTFT p95", seconds_words),
+    ("tpot_p95_s", "TPOT p95", seconds_words),
     ("utilization_max", "busiest", lambda v: f"{v:.0%}"),
     ("cache_hit", "prefix hit", lambda v: f"{v:.1%}"),
     ("unverified", "", lambda v: "unverified" if v else ""),
@@ -49,7 +42,7 @@ _EXTRA: dict[str, tuple[str, Form]] = {
     "cost_per_session_usd": ("USD/session", lambda v: f"{v:,.3g}"),
     "cost_per_solved_task_usd": ("USD/solved task", lambda v: f"{v:,.3g}"),
     "goodput_per_s": ("goodput/s", lambda v: f"{v:,.3g}"),
-    "session_p95_s": ("session p95", _seconds),
+    "session_p95_s": ("session p95", seconds_words),
     "energy_per_token_j": ("J/token", lambda v: f"{v:,.3g}"),
     "accelerators": ("accelerators", lambda v: f"{v:,.0f}"),
     "sessions_per_accelerator": ("sessions/accelerator", lambda v: f"{v:,.3g}"),
@@ -87,12 +80,12 @@ def _table(frame: pd.DataFrame, title: str, also: tuple[str, ...], width: int) -
     return out
 
 
-def _thinned(frame: pd.DataFrame) -> pd.DataFrame:
-    """At most SHOWN_ROWS rows, first and last among them: those that change the odds of missing the SLO most."""
+def thinned(frame: pd.DataFrame, most: int = SHOWN_ROWS) -> pd.DataFrame:
+    """At most `most` rows, first and last among them: those that change the odds of missing the SLO most."""
     odds = np.log(np.maximum(1.0 - frame["slo_attainment"].to_numpy(float), 1e-9))
     step = 0.0
     kept = list(range(len(frame)))
-    while len(kept) > SHOWN_ROWS:
+    while len(kept) > most:
         step = 1.5 * step + 0.01
         kept = [0]
         for i in range(1, len(frame)):
@@ -102,55 +95,10 @@ def _thinned(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.iloc[kept]
 
 
-def _family(row: Row) -> str:
-    return "split" if is_split(row) else "joint"
-
-
-def _simulated(row: Row) -> str:
-    """The simulated attainment of a row in words, if there is one."""
-    value = row.get("slo_attainment_simulated", np.nan)
-    if not np.isfinite(value):
-        return ""
-    half = 0.5 * (row["slo_attainment_simulated_high"] - row["slo_attainment_simulated_low"])
-    return f", simulated {_share(value)} ± {half:.2%}"
-
-
-def decision(result: Result) -> list[str]:
-    """The answer in sentences: the choice, and what the best of the other kind costs beside it."""
-    best, target = result.best, result.study.written.slo.target
-    if best is None:
-        return [f"Nothing meets the target of {target:g}: {result.why_not()}."]
-    rank, unit = result.rank_by, "calls/s within the SLO" if result.study.max_load else "USD per hour"
-    word = "Most load" if result.study.max_load else "Cheapest"
-    lines = [
-        f"{word} that meets the target of {target:g}: {best['deployment']} ({best['topology']}, KV {best['kv']}), "
-        f"{best[rank]:,.2f} {unit}, attainment {_share(best['slo_attainment'])}{_simulated(best)}"
-        + (f". Unverified: {best['unverified']}." if best["unverified"] else ".")
-    ]
-    kinds = {
-        kind: next((r for r in records(result.families) if _family(r) == kind), None) for kind in ("split", "joint")
-    }
-    split, joint = kinds["split"], kinds["joint"]
-    if split is not None and joint is not None:
-        ratio = float(split[rank] / joint[rank])
-        pays = ratio > 1.0 if result.study.max_load else ratio < 1.0
-        what = "carries" if result.study.max_load else "costs"
-        lines.append(
-            f"Disaggregation {'pays' if pays else 'does not pay'} here: the best split ({split['topology']}) {what} "
-            f"{ratio:.2f} times what the best shared pool ({joint['topology']}) {what}."
-        )
-    elif split is not None or joint is not None:
-        names = {row["topology"] for row in records(result.families)}
-        missing = [f.topology.name for f in result.study.space.families if f.topology.name not in names]
-        if missing:
-            lines.append(f"No {' or '.join(missing)} deployment in the space meets the target.")
-    return lines
-
-
 def show_result(result: Result, console: Console) -> None:
     """Print a run: front, best of each family, decision, counts."""
     also = tuple(result.found.objectives) + (("sessions_per_second",) if result.study.max_load else ())
-    shown = _thinned(result.front)
+    shown = thinned(result.front)
     note = f" ({len(shown)} of {len(result.front)} rows; all in front.csv)" if len(shown) < len(result.front) else ""
     console.print(_table(shown, f"Front: {' and '.join(result.found.objectives)}{note}", also, console.width))
     console.print()
@@ -161,8 +109,7 @@ def show_result(result: Result, console: Console) -> None:
         table.columns[-1]._cells = [f"{value / first:.2f}" for value in result.families[result.rank_by]]
         console.print(table)
         console.print()
-    money = sentences(result.study, result.best, records(result.families))
-    for line in [*decision(result), *money]:
+    for line in result.answer():
         console.print(line, highlight=False, soft_wrap=True)
     found = result.found
     rate = found.evaluated / max(result.seconds, 1e-9)
@@ -186,7 +133,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items())
     if name.endswith("_s"):
-        return _seconds(float(value))
+        return seconds_words(float(value))
     number = float(value)
     return f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:,.4g}"
 
@@ -235,8 +182,8 @@ def _measured(name: str, value: float) -> str:
     if not np.isfinite(value):
         return "never" if value > 0.0 else ""
     if name.endswith("_s"):
-        return _seconds(value)
-    return f"{value:,.4g}" if name.endswith("_per_second") else _share(value)
+        return seconds_words(value)
+    return f"{value:,.4g}" if name.endswith("_per_second") else share(value)
 
 
 def _difference(name: str, value: Any, other: Any) -> str:

@@ -32,6 +32,7 @@ _JUDGED_BY = (
     "arrivals",
     "slo",
     "prices",
+    "catalog",
     "limits",
     "power",
     "economics",
@@ -137,7 +138,19 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
         if key in deployment:
             space[field] = [links.get(deployment[key], deployment[key])] if key == "link" else deployment[key]
     data = {key: value for key, value in judged.items() if key in _JUDGED_BY}
+    if isinstance(data.get("catalog"), Mapping):
+        kinds = [deployment[pool].get("accelerator") for pool in topology.pools]
+        data["catalog"] = _used(data["catalog"], kinds, deployment.get("link"))
     return Study.parse({**data, "space": space}, file)
+
+
+def _used(changes: Mapping[str, Any], accelerators: list[Any], link: Any) -> dict[str, Any]:
+    """Of a study's changed catalogue rows those that one deployment uses."""
+    used = {"accelerators": accelerators, "links": [link]}
+    return {
+        kind: {k: v for k, v in rows.items() if k in used[kind]} if kind in used and isinstance(rows, Mapping) else rows
+        for kind, rows in changes.items()
+    }
 
 
 def _from_file(path: Path) -> Deployed:

@@ -10,6 +10,7 @@ import numpy as np
 from breakeven.models.business_case import ApiCase, Horizon, SplitCase, api_case, split_case
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.studies.study import Study
+from breakeven.studies.words import duration, usd
 
 Row = dict[str, Any]
 
@@ -101,23 +102,12 @@ def sentences(study: Study, best: Row | None, families: Sequence[Row]) -> list[s
     return lines
 
 
-def _usd(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2.0 * length:
-            return f"{seconds / length:,.3g} {unit}"
-    return f"{seconds:,.3g} s"
-
-
 def _session_line(study: Study, best: Row) -> str:
-    line = f"A session costs {_usd(best['cost_per_session_usd'])} USD"
+    line = f"A session costs {usd(best['cost_per_session_usd'])} USD"
     if study.written.economics.success_rate < 1.0:
-        line += f", a solved task {_usd(best['cost_per_solved_task_usd'])} USD"
+        line += f", a solved task {usd(best['cost_per_solved_task_usd'])} USD"
     return line + (
-        f", and takes {_duration(best['session_mean_s'])} on average, {_duration(best['session_p95_s'])} at p95, with "
+        f", and takes {duration(best['session_mean_s'])} on average, {duration(best['session_p95_s'])} at p95, with "
         f"its tools; {best['sessions_per_accelerator']:,.3g} are in progress per accelerator, "
         f"{best['sessions_per_kw']:,.3g} per kW."
     )
@@ -127,23 +117,23 @@ def _split_line(study: Study, case: SplitCase) -> str:
     money = study.written.economics
     gross = case.saving_usd_per_month + case.complexity_usd_per_month
     if gross <= 0.0:
-        return f"The best split costs {_usd(-gross)} USD per month more, whatever running it costs."
-    line = f"The split saves {_usd(gross)} USD per month"
+        return f"The best split costs {usd(-gross)} USD per month more, whatever running it costs."
+    line = f"The split saves {usd(gross)} USD per month"
     if case.complexity_usd_per_month:
-        line += f" less {_usd(case.complexity_usd_per_month)} to run it (assumed)"
+        line += f" less {usd(case.complexity_usd_per_month)} to run it (assumed)"
     if case.one_off_usd and case.saving_usd_per_month > 0.0:
         line += (
-            f"; {_usd(case.one_off_usd)} USD to set it up (assumed) come back after {case.payback_months:,.3g} months, "
-            f"NPV {_usd(case.npv_usd)} USD, ROI {case.roi:.0%}"
+            f"; {usd(case.one_off_usd)} USD to set it up (assumed) come back after {case.payback_months:,.3g} months, "
+            f"NPV {usd(case.npv_usd)} USD, ROI {case.roi:.0%}"
         )
     line += f", over {money.horizon_months:g} months at {money.discount_rate:.0%}"
     limit = case.break_even_complexity_usd_per_month
     if limit > 0.0:
-        line += f". It pays while running it costs less than {_usd(limit)} USD per month"
+        line += f". It pays while running it costs less than {usd(limit)} USD per month"
     else:
         line += ". Setting it up costs more than it ever saves"
     if case.complexity_usd_per_month or case.one_off_usd:
-        line += f", from a fleet of {_usd(math.ceil(case.break_even_fleet))} accelerators on"
+        line += f", from a fleet of {usd(math.ceil(case.break_even_fleet))} accelerators on"
     return line + "."
 
 
@@ -151,7 +141,7 @@ def _api_line(api: ApiCase, best: Row) -> str:
     share = api.break_even_sessions_per_second / float(best["sessions_per_second"])
     word = "less" if api.ratio < 1.0 else "more"
     return (
-        f"The API {api.api} takes {_usd(api.api_usd_per_session)} USD per session, {_usd(api.api_usd_per_hour)} USD "
+        f"The API {api.api} takes {usd(api.api_usd_per_session)} USD per session, {usd(api.api_usd_per_hour)} USD "
         f"per hour at this load: self-hosting costs {api.ratio:.2f} times that, {word}. This fleet breaks even at "
         f"{api.break_even_sessions_per_second:.3g} sessions per second, {share:.0%} of the load."
     )

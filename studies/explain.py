@@ -10,6 +10,7 @@ from breakeven.models.attainment import attain
 from breakeven.models.kernel_curves import extrapolated, sources
 from breakeven.models.performance import Performance, performance
 from breakeven.models.tables import resolve
+from breakeven.optimizer.evaluator import Evaluator
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.economics import against_api
 from breakeven.studies.result import table
@@ -45,11 +46,15 @@ def _number(value: Any) -> float:
 
 def explain(deployed: Deployed) -> Explanation:
     """Evaluate one deployment and lay out what its time, memory and money go into."""
-    study = deployed.study
-    evaluator = study.evaluator()
+    evaluator = deployed.study.evaluator()
     row = table(evaluator, np.array([0], np.int64)).iloc[0].to_dict()
+    return explain_candidate(deployed.study, evaluator, row, deployed.title)
+
+
+def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], title: str) -> Explanation:
+    """The same of a candidate of a study's space that is evaluated already, as a row of its table."""
     workload = evaluator.workload_at(np.array([row["sessions_per_second"]]))
-    deployment = evaluator.deployment(np.array([0], np.int64), 1)
+    deployment = evaluator.deployment(np.array([row["candidate"]], np.int64), 1)
     resolved = resolve(deployment, study.catalog)
     found = _performance(resolved, workload, study.catalog)
     met = attain(found.latency, study.slo)
@@ -64,7 +69,7 @@ def explain(deployed: Deployed) -> Explanation:
         "load": _load(row, study),
         "sources": _sources(study) | _extrapolated(resolved, found, study),
     }
-    return Explanation(deployed.title, sections)
+    return Explanation(title, sections)
 
 
 def _verdict(row: dict[str, Any]) -> str:
@@ -100,6 +105,8 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
         "waiting_s": _number(latency.wait.average_s),
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
         "KV transfer_s": transfer,
+        "handling of the request_s": _number(found.pools.request_s),
+        "first tokens on their way out_s": _number(latency.first_chunk_s),
         "prefixes evicted": 1.0 - row["cache_hit"],
         "extra prefill of a call that lost its prefix_s": _number(
             found.pools.missed_latency_s - found.pools.prefill_latency_s

@@ -13,11 +13,13 @@ import pandas as pd
 from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
 from breakeven.optimizer.search import Found
 from breakeven.optimizer.verify import Verification
+from breakeven.studies.decision import decision
 from breakeven.studies.deployment_file import BEST, FRONT, RECORD, anchored, deployment_yaml
-from breakeven.studies.economics import economics
+from breakeven.studies.economics import economics, sentences
 from breakeven.studies.study import Study
 
 FAMILIES = "families.csv"
+EXPLANATION = "explanation.json"
 EVALUATIONS = "evaluations.parquet"
 SIMULATED = ("slo_attainment_simulated", "slo_attainment_simulated_low", "slo_attainment_simulated_high")
 
@@ -110,6 +112,12 @@ class Result:
     def rank_by(self) -> str:
         return rank_by(self.study)
 
+    def answer(self) -> list[str]:
+        """The decision in sentences, then what it means in money."""
+        families = records(self.families)
+        said = decision(self.study, families, self.rank_by, self.why_not)
+        return [*said, *sentences(self.study, self.best, families)]
+
     def why_not(self) -> str:
         """In one line, why nothing meets the target: which constraint binds, and by how much."""
         slo, found = self.study.written.slo, self.found
@@ -181,13 +189,19 @@ class Result:
             "target": study.written.slo.target,
             "candidates_simulated": 0 if self.verification is None else len(self.verification.verdicts),
             "best": None if best is None else _plain(best),
+            "answer": self.answer(),
             "economics": economics(study, best, records(self.families)),
-            "versions": {name: version(name) for name in ("breakeven", "jax", "numba", "numpy", "optuna", "pandas")}
-            | {"python": platform.python_version()},
+            "versions": versions(),
             "study": anchored(study.data, study.file),
             "resolved": resolved(study),
             "file": study.file,
         }
+
+
+def versions() -> dict[str, str]:
+    """What computed a result."""
+    names = ("breakeven", "jax", "numba", "numpy", "optuna", "pandas")
+    return {name: version(name) for name in names} | {"python": platform.python_version()}
 
 
 def resolved(study: Study) -> dict[str, Any]:

@@ -178,6 +178,13 @@ class Power(_Strict):
     pue: Annotated[float, Field(ge=1, le=5)] = 1.3
 
 
+class CatalogChanges(_Strict):
+    """Numbers of catalogue rows that this study sees differently, by id: fields as in a variation of the row."""
+
+    accelerators: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    links: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
 class StudyFile(_Strict):
     """A study file, as written."""
 
@@ -191,6 +198,7 @@ class StudyFile(_Strict):
     slo: SloFields
     space: SpaceChoices
     prices: PriceFields = PriceFields()
+    catalog: CatalogChanges = CatalogChanges()
     limits: Limits = Limits()
     power: Power = Power()
     economics: EconomicsFields = EconomicsFields()
@@ -248,7 +256,12 @@ def set_path(data: dict[str, Any], assignment: str) -> None:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
         raise InputError("--set", assignment, "VALUE must be YAML") from None
-    *parents, last = path.split(".")
+    set_value(data, path, value)
+
+
+def set_value(data: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value at a dotted path of nested mappings and lists, in place."""
+    *parents, last = split_path(path)
     node: Any = data
     for i, key in enumerate(parents):
         if isinstance(node, list):
@@ -258,11 +271,28 @@ def set_path(data: dict[str, Any], assignment: str) -> None:
                 node[key] = {_main_field(key): node[key]} if isinstance(node.get(key), str) else {}
             node = node[key]
         else:
-            raise InputError("--set", assignment, f"{'.'.join(parents[: i + 1])} is no mapping")
+            raise InputError("--set", path, f"{'.'.join(parents[: i + 1])} is no mapping")
     if isinstance(node, list):
         node[_index(last, node, path)] = value
+    elif isinstance(node, dict):
+        if isinstance(node.get(last), dict) and "bound" in node[last] and not isinstance(value, dict):
+            node[last] = {**node[last], "bound": value}  # an SLO's bound keeps its fraction
+        else:
+            node[last] = value
     else:
-        node[last] = value
+        raise InputError("--set", path, f"{'.'.join(parents)} is no mapping")
+
+
+def split_path(path: str) -> list[str]:
+    """The steps of a dotted path; `links.ID.FIELD` and `accelerators.ID.FIELD` are rows of the catalogue.
+
+    >>> split_path("links.cxl-2.0-x8.bandwidth")
+    ['catalog', 'links', 'cxl-2.0-x8', 'bandwidth']
+    """
+    steps = path.removeprefix("catalog.").split(".")
+    if steps[0] in ("links", "accelerators") and len(steps) > 2:
+        return ["catalog", steps[0], ".".join(steps[1:-1]), steps[-1]]
+    return path.split(".")
 
 
 def _main_field(key: str) -> str:

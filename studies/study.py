@@ -1,6 +1,7 @@
 """A study: the file's words resolved into a space, a workload, an SLO and a catalogue, ready to be searched."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from breakeven.models.architecture import Architecture
 from breakeven.models.attainment import Bound, Slo
 from breakeven.models.business_case import ApiPrice, api_price
 from breakeven.models.catalog import table
-from breakeven.models.hardware import Accelerator, accelerator, link
+from breakeven.models.hardware import Accelerator, Link, accelerator, link
 from breakeven.models.inputs import InputError, known_fields, number, pick
 from breakeven.models.llm import LLM, llm
 from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownership
@@ -46,6 +47,7 @@ from breakeven.studies.schema import (
 )
 
 UNLIMITED = 1e12
+_sampled = functools.lru_cache(maxsize=4)(sample_sessions)  # studies of one workload draw the same sessions
 _COUNTS = ("tensor_parallel", "data_parallel", "pipeline_parallel", "replicas", "max_batch", "token_budget")
 
 
@@ -115,13 +117,28 @@ class Study:
         found: dict[str, Accelerator] = {}
         for prefix, choices in (("space", space), *self._overrides()):
             for i, spec in enumerate(_listed(choices.accelerators or [])):
-                row = accelerator(spec, f"{prefix}.accelerators.{i}")
+                row = self._row(accelerator, spec, f"{prefix}.accelerators.{i}", self.written.catalog.accelerators)
                 if row.id in found and found[row.id] != row:
                     raise InputError(f"{prefix}.accelerators.{i}.name", row.id, "a name of its own: it is taken")
                 found[row.id] = row
         if not found:
             raise InputError("space.accelerators", None, "at least one accelerator")
+        for key in self.written.catalog.accelerators:
+            pick(f"accelerators.{key}", key, found)
         return tuple(found.values())
+
+    @staticmethod
+    def _row(read: Any, spec: Any, field: str, changes: dict[str, dict[str, Any]]) -> Any:
+        """A catalogue row as this study sees it; a fault in a change names the change."""
+        row = read(spec, field)
+        if row.id not in changes:
+            return row
+        try:
+            return read(spec, field, changes[row.id])
+        except InputError as error:
+            kind = "links" if isinstance(row, Link) else "accelerators"
+            own = f"{kind}.{row.id}{error.field.removeprefix(field)}"
+            raise InputError(own, error.value, error.allowed, error.file) from None
 
     def _overrides(self) -> list[tuple[str, PoolChoices]]:
         space = self.written.space
@@ -138,7 +155,10 @@ class Study:
             pick("space.weights", name, data["weights"])
         for name in kv:
             pick("space.kv", name, data["kv"])
-        links = [link(spec, f"space.links.{i}") for i, spec in enumerate(_listed(space.links))]
+        changes = self.written.catalog.links
+        links = [self._row(link, spec, f"space.links.{i}", changes) for i, spec in enumerate(_listed(space.links))]
+        for key in changes:
+            pick(f"links.{key}", key, [row.id for row in links])
         return Names(self.accelerators, tuple(links), weights, kv)
 
     def _pool_domain(self, role: str) -> PoolDomain:
@@ -220,12 +240,15 @@ class Study:
         away = prices.spot.interruptions_per_month * prices.spot.recovery_s / (HOURS_PER_MONTH * 3600.0)
         if away >= 1.0:
             raise InputError("prices.spot", away, "interruptions_per_month × recovery_s below a month")
+        changed = self.written.catalog.accelerators
         spare = 1.0 / (1.0 - away) if prices.term == "spot" else 1.0
 
         def price(accelerator: Accelerator, bill: Bill | None) -> float:
             if bill is not None:
                 return bill.fixed
-            return chosen.usd_per_hour(accelerator) * (1.0 if accelerator.id in prices.own else spare)
+            if accelerator.id in prices.own:
+                return chosen.usd_per_hour(accelerator) * changed.get(accelerator.id, {}).get("price", 1.0)
+            return chosen.usd_per_hour(accelerator) * spare
 
         return tuple(price(a, bill) for a, bill in zip(self.accelerators, self.bills, strict=True))
 
@@ -323,4 +346,4 @@ class Study:
             replayed = self.recorded.sessions(context)
             return Simulator(evaluator or self.evaluator(), lambda _: replayed)
         spec = self.session_spec
-        return Simulator(evaluator or self.evaluator(), lambda sessions: sample_sessions(spec, sessions, 1, context))
+        return Simulator(evaluator or self.evaluator(), lambda sessions: _sampled(spec, sessions, 1, context))

@@ -1,0 +1,171 @@
+"""What sweeps, pay-off maps and break-even points print."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from breakeven.studies.axes import Axis, unit
+from breakeven.studies.figures import short
+from breakeven.studies.optima import SHARED
+from breakeven.studies.payoff import PayoffMap
+from breakeven.studies.result import records
+from breakeven.studies.solve import BreakEven, Solved
+from breakeven.studies.study import Study
+from breakeven.studies.sweep import Sweep
+
+MOST_LINES = 40
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _value(value: Any, path: str) -> str:
+    """A value with its unit: `23 GB/s`."""
+    text = short(float(value)) if isinstance(value, int | float | np.number) else str(value)
+    words = unit(path)
+    return f"{text} {words}".strip() if not words.startswith("×") else f"{text} {words}"
+
+
+def show_sweep(found: Sweep, console: Console) -> None:
+    """Print the chosen deployment at each point, and what it costs beside the first one."""
+    out = Table(title="The optimum at each value", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for axis in found.axes:
+        out.add_column(axis.path, justify="right", overflow="fold")
+    for heading in ("USD/h", "beside the first", "attainment", "simulated"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("topology", "deployment"):
+        out.add_column(heading)
+    rows = records(found.table.loc[found.table["chosen"].astype(bool)]) if len(found.table) else []
+    first = next((row["cost_per_hour_usd"] for row in rows if row["topology"]), np.nan)
+    for row in rows[:MOST_LINES]:
+        out.add_row(*[_value(row[axis.path], axis.path) for axis in found.axes], *_chosen(row, first))
+    console.print(out)
+    if len(rows) > MOST_LINES:
+        _say(console, f"{len(rows) - MOST_LINES} more in sweep.csv")
+    for note in found.notes:
+        _say(console, note)
+
+
+def _chosen(row: dict[str, Any], first: float) -> list[str]:
+    if not row["topology"]:
+        return ["", "", "", "", "none", "nothing meets the target"]
+    simulated = row.get("slo_attainment_simulated", np.nan)
+    return [
+        f"{row['cost_per_hour_usd']:,.2f}",
+        f"{row['cost_per_hour_usd'] / first:.2f} ×",
+        f"{row['slo_attainment']:.2%}",
+        f"{simulated:.2%}" if np.isfinite(simulated) else "unverified" if row["unverified"] else "",
+        str(row["topology"]),
+        str(row["deployment"]),
+    ]
+
+
+def show_payoff(found: PayoffMap, console: Console) -> None:
+    """Print where the split pays, row by row, and what simulation made of the contour."""
+    signs, table = found.signs, found.table
+    known = signs != 0
+    words = "shared pool" if found.baseline == SHARED else found.baseline
+    if not known.any():
+        _say(console, "Neither a split nor the baseline meets the target in any cell.")
+    else:
+        ratios = table["ratio"].to_numpy(float)
+        both = ratios[np.isfinite(ratios) & (ratios > 0.0)]
+        span = (
+            f": it costs {both.min():.2f} to {both.max():.2f} times the best {words} where both do" if len(both) else ""
+        )
+        _say(
+            console,
+            f"A split pays in {np.mean(signs[known] < 0):.0%} of the {known.sum()} cells where anything meets the "
+            f"target{span}.",
+        )
+    _say(console, f"Along {found.x.path}, for each {found.y.path}:")
+    for row, value in zip(signs, found.y.values, strict=True):
+        _say(console, f"  {_value(value, found.y.path)}: {_along(row, found.x)}")
+    _say(console, _agreement(table))
+    for note in found.notes:
+        _say(console, note)
+    shortened = found.considered < found.study.space.size
+    checked = f", a shortlist of {found.study.space.size:,}" if shortened else ""
+    missed = f"; over all of them the optimum is up to {found.missed:.2%} cheaper" if shortened and found.missed else ""
+    _say(
+        console,
+        f"{len(table)} cells × {found.considered:,} candidates{checked}{missed}; {found.evaluated:,} evaluated in "
+        f"{found.seconds:.1f} s; {found.simulated} simulated.",
+    )
+
+
+def _along(row: np.ndarray, axis: Axis) -> str:
+    """`pays from 3.6 to 50 GB/s`, stretch by stretch."""
+    if not row.any():
+        return "nothing meets the target"
+    if (row >= 0).all():
+        return "does not pay"
+    parts, start = [], None
+    for i, value in enumerate([*row, 0]):
+        if value < 0 and start is None:
+            start = i
+        if value >= 0 and start is not None:
+            low, high = axis.values[start], axis.values[i - 1]
+            parts.append(
+                _value(low, axis.path) if i - 1 == start else f"{_value(low, '')} to {_value(high, axis.path)}"
+            )
+            start = None
+    return "pays at " + ", ".join(parts)
+
+
+def _agreement(table: pd.DataFrame) -> str:
+    from breakeven.studies.payoff import sign
+
+    shown = table.dropna(subset="ratio_simulated") if "ratio_simulated" in table else table.iloc[:0]
+    if shown.empty:
+        return "Not simulated."
+    same = sum(sign(a) == sign(b) for a, b in zip(shown["ratio"], shown["ratio_simulated"], strict=True))
+    return f"Simulated along the contour: {same} of {len(shown)} cells have the same winner as by the model."
+
+
+def show_solved(found: Solved, study: Study, console: Console) -> None:
+    """Print the break-even points, and what moves the first."""
+    path = found.axis.path
+    if not found.crossings:
+        finite = found.ratios[~np.isnan(found.ratios)]
+        side = "pays nowhere" if len(finite) and (finite >= 1.0).all() else "always pays"
+        what = f"the split {side}" if len(finite) else "nothing meets the target anywhere"
+        low, high = found.axis.values[0], found.axis.values[-1]
+        _say(console, f"No break-even between {_value(low, path)} and {_value(high, path)}: {what}.")
+        return
+    for point in found.crossings:
+        _say(console, _crossing(point, found.axis))
+    now = found.axis.current
+    if now is not None:
+        _say(console, f"The study has {_value(now, path)}.")
+    if np.isfinite(found.slope):
+        _say(console, f"There, 1 % more {path} changes the cost ratio by {found.slope:+.2f} % (over a factor of 1.25).")
+    if found.shifts:
+        out = Table(
+            title="What moves the break-even", title_justify="left", title_style="bold", box=None, pad_edge=False
+        )
+        out.add_column("1 % more of")
+        out.add_column("moves it by", justify="right")
+        for shift in found.shifts:
+            known = np.isfinite(shift.elasticity)
+            out.add_row(shift.path, f"{shift.elasticity:+.2f} %" if known else "beyond a factor of 2")
+        console.print(out)
+
+
+def _crossing(point: BreakEven, axis: Axis) -> str:
+    word = "from" if point.pays_above else "up to"
+    sides = f"{_ratio(point.ratio_low)} ({point.winner_low} cheapest) below, {_ratio(point.ratio_high)} "
+    return (
+        f"The split pays {word} {_value(point.value, axis.path)} "
+        f"(between {point.low:.5g} and {point.high:.5g}): cost ratio {sides}({point.winner_high} cheapest) above."
+    )
+
+
+def _ratio(value: float) -> str:
+    return "only the split meets the target" if value == 0.0 else (
+        "only the baseline meets the target" if np.isinf(value) else f"{value:.3f}"
+    )  # fmt: skip

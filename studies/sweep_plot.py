@@ -1,0 +1,174 @@
+"""The picture of a sweep: small multiples of cost, attainment, topology and pool sizes over its first field."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from breakeven.models.topology import TOPOLOGIES
+from breakeven.studies.figures import legend_below, made_by, plt, save, short, style, topology_colours
+
+MOST_ROWS = 6  # combinations of the further fields
+
+
+def draw_sweep(table: pd.DataFrame, record: dict[str, Any], path: Path) -> None:
+    """Write the picture of sweep.csv and sweep.json."""
+    x, *others = record["axes"]
+    groups = _groups(table, [axis["path"] for axis in others])
+    with style():
+        figure, grid = plt.subplots(
+            len(groups), 3, figsize=(15, 0.9 + 3.5 * len(groups)), layout="constrained", sharex=True, squeeze=False
+        )
+        for row, (words, rows) in zip(grid, groups, strict=True):
+            frame = _placed(rows, x)
+            _cost(row[0], frame)
+            _attainment(row[1], frame, record["target"])
+            _pools(row[2], frame)
+            row[0].set_title(words, loc="left", fontsize="medium")
+            for axes in row:
+                _x_axis(axes, x)
+        for axes in grid[-1]:
+            axes.set_xlabel(x["label"])
+        _legend(figure, table)
+        figure.suptitle(
+            f"{record['study']}: the optimum at each value, {record['workload']} on {record['llm']}",
+            x=0.01,
+            ha="left",
+            weight="bold",
+        )
+        save(figure, path, made_by(record, f"{record['candidates_per_point']:,} candidates at each point"))
+
+
+def _groups(table: pd.DataFrame, paths: list[str]) -> list[tuple[str, pd.DataFrame]]:
+    """A panel row per combination of the further fields, evenly chosen where there are too many."""
+    if not paths:
+        return [("", table)]
+    every = [
+        (", ".join(f"{path} = {_word(rows[path].iloc[0])}" for path in paths), rows)
+        for _, rows in table.groupby(paths, sort=False)
+    ]
+    chosen = np.unique(np.linspace(0, len(every) - 1, min(len(every), MOST_ROWS)).round().astype(int))
+    return [every[i] for i in chosen]
+
+
+def _word(value: Any) -> str:
+    return short(float(value)) if isinstance(value, int | float | np.number) else str(value)
+
+
+def _numeric(axis: dict[str, Any]) -> bool:
+    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in axis["values"])
+
+
+def _placed(rows: pd.DataFrame, x: dict[str, Any]) -> pd.DataFrame:
+    """Rows with their place along the axis: the number, or the position of a name."""
+    if _numeric(x):
+        return rows.assign(at=rows[x["path"]].astype(float))
+    names = [str(v) for v in x["values"]]
+    return rows.assign(at=rows[x["path"]].astype(str).map(names.index).astype(float))
+
+
+def _lines(axes: Axes, frame: pd.DataFrame, y: str) -> None:
+    met = frame.loc[frame["topology"] != ""]
+    if met.empty:
+        axes.text(0.5, 0.5, "nothing meets the target", transform=axes.transAxes, ha="center")
+        return
+    colours = topology_colours()
+    sns.lineplot(
+        met, x="at", y=y, hue="topology", palette=colours, ax=axes, marker="o", errorbar=None, legend=False, linewidth=2
+    )
+    best = met.loc[met["chosen"].astype(bool)]
+    axes.scatter(best["at"], best[y], s=110, facecolor="none", edgecolor="black", linewidth=1.6, zorder=5)
+
+
+def _cost(axes: Axes, frame: pd.DataFrame) -> None:
+    _lines(axes, frame, "cost_per_hour_usd")
+    axes.set_ylabel("cost, USD per hour")
+    axes.set_ylim(bottom=0.0)
+
+
+def _attainment(axes: Axes, frame: pd.DataFrame, target: float) -> None:
+    _lines(axes, frame, "slo_attainment")
+    if "slo_attainment_simulated" in frame:
+        shown = frame.loc[frame["slo_attainment_simulated"].notna()]
+        colours = [topology_colours()[name] for name in shown["topology"]]
+        axes.scatter(shown["at"], shown["slo_attainment_simulated"], marker="D", s=34, facecolor="white",
+                     edgecolor=colours, linewidth=1.5, zorder=6)  # fmt: skip
+    axes.axhline(target, color="0.2", linestyle="--", linewidth=1.4)
+    axes.set_ylabel("SLO attainment")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.4g} %"))
+
+
+def _pools(axes: Axes, frame: pd.DataFrame) -> None:
+    """Accelerators of each pool of the chosen deployment, stacked."""
+    best = frame.loc[frame["chosen"].astype(bool) & (frame["topology"] != "")].sort_values("at")
+    axes.set_ylabel("accelerators of the cheapest")
+    if best.empty:
+        return
+    split = best["topology"].map(lambda name: len(TOPOLOGIES[name].pools) > 1).to_numpy(bool)
+    sizes = {
+        phase: best[[f"{phase}_{n}" for n in ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel")]]
+        .astype(float)
+        .prod(axis=1)
+        .to_numpy()
+        for phase in ("prefill", "decode")
+    }
+    decode, prefill = np.where(split, sizes["decode"], 0.0), np.where(split, sizes["prefill"], 0.0)
+    shared, at = np.where(split, 0.0, sizes["prefill"]), best["at"].to_numpy(float)
+    width = _widths(at, axes)
+    colours = topology_colours()
+    own = [colours[name] for name in best["topology"]]
+    for low, high, hatch in ((0.0, shared, ""), (0.0, prefill, "//"), (prefill, decode, "..")):
+        axes.bar(at, high, width, bottom=low, color=own, edgecolor="black", linewidth=0.8, hatch=hatch)
+    for x, top, kind in zip(at, sizes["decode"] * 0 + shared + prefill + decode, _kinds(best), strict=True):
+        axes.annotate(kind, (x, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize="x-small")
+    axes.margins(y=0.18)
+
+
+def _widths(at: np.ndarray, axes: Axes) -> np.ndarray:
+    """Bars that do not touch, on linear and on geometric axes."""
+    del axes
+    if len(at) < 2:
+        return np.array([max(0.2 * abs(at[0]), 0.4)])
+    return 0.6 * np.gradient(at)
+
+
+def _kinds(best: pd.DataFrame) -> list[str]:
+    """Which accelerators: one name, or the prefill's over the decode's."""
+    out = []
+    for prefill, decode in zip(best["prefill_accelerator"], best["decode_accelerator"], strict=True):
+        names = dict.fromkeys((str(decode).split("-")[0], str(prefill).split("-")[0]))
+        out.append("\n".join(names))
+    return out
+
+
+def _x_axis(axes: Axes, x: dict[str, Any]) -> None:
+    if not _numeric(x):
+        axes.set_xticks(range(len(x["values"])), [str(v) for v in x["values"]], rotation=20, ha="right")
+        return
+    if x["log"]:
+        axes.set_xscale("log")
+        shown = x["values"] if len(x["values"]) <= 8 else x["values"][:: -(-len(x["values"]) // 8)]
+        axes.set_xticks(shown)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: short(v)))
+
+
+def _legend(figure: Any, table: pd.DataFrame) -> None:
+    colours = topology_colours()
+    plain: dict[str, Any] = {"linestyle": "", "markeredgecolor": "black", "markersize": 9}
+    handles = [
+        *[Line2D([], [], color=colours[n], marker="o", label=n) for n in colours if n in set(table["topology"])],
+        Line2D([], [], marker="o", color="none", label="the cheapest", **plain),
+        Line2D([], [], marker="D", color="white", label="simulated", **plain),
+        *[
+            Patch(facecolor="white", edgecolor="black", hatch=hatch, label=label)
+            for hatch, label in (("", "shared pool"), ("//", "prefill pool"), ("..", "decode pool"))
+        ],
+    ]
+    legend_below(figure, handles, len(handles))
