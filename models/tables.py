@@ -6,6 +6,7 @@ differentiated with respect to what `resolve` returns.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -173,10 +174,16 @@ def _kernel_columns(accelerators: Sequence[Accelerator]) -> dict[str, dict[str, 
     }
 
 
+def engine_row(name: str) -> dict[str, Any]:
+    """The row of an engine; an era or mode of it (`like`) states only what differs."""
+    rows = table("engines")
+    own = rows[pick("engine", name, rows)]
+    return engine_row(own["like"]) | own if "like" in own else own
+
+
 def engine(name: str, overrides: Mapping[str, float] | None = None) -> Engine:
     """The engine's terms by name, any of them overridden."""
-    rows = table("engines")
-    row = rows[pick("engine", name, rows)] | dict(overrides or {})
+    row = engine_row(name) | dict(overrides or {})
     return Engine(**{field: jnp.float32(row[field]) for field in Engine.__dataclass_fields__})
 
 

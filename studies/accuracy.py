@@ -21,7 +21,8 @@ def show_validation(table: pd.DataFrame, console: Console) -> None:
     """Coverage, reasons, and errors by group."""
     covered = coverage(table)
     console.print(
-        f"{covered['predicted']:,.0f} of {covered['rows']:,.0f} rows predicted ({covered['share']:.0%}): "
+        f"{covered['predicted']:,.0f} of {covered['rows']:,.0f} rows predicted ({covered['share']:.0%}; {covered['able_share']:.1%} of "
+        f"the {covered['able']:,.0f} that carry the needed fields): "
         f"{covered['predicted_measurements']:,.0f} of {covered['measurements']:,.0f} measurements, copies counted once"
     )
     for reason, count in excluded(table).items():
@@ -54,7 +55,8 @@ def markdown(table: pd.DataFrame) -> str:
         "| rows | |",
         "|---|---:|",
         f"| all | {covered['rows']:,.0f} |",
-        f"| predicted | {covered['predicted']:,.0f} |",
+        f"| that carry the fields a prediction needs | {covered['able']:,.0f} |",
+        f"| predicted | {covered['predicted']:,.0f} ({covered['able_share']:.1%} of these) |",
     ]
     lines += [f"| excluded: {reason} | {count:,} |" for reason, count in excluded(table).items()]
     titles = ["by", "", "rows", *[f"{m} {h}" for m in ("TTFT", "TPOT") for h in HEADINGS]]

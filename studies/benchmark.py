@@ -23,7 +23,7 @@ from breakeven.models.llm import LLM, llms
 from breakeven.models.operating_point import most_sequences
 from breakeven.models.performance import performance
 from breakeven.models.sessions import session_spec
-from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine, resolve
+from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine, engine_row, resolve
 from breakeven.models.workload import Workload, workload
 from breakeven.studies.measured import Point
 from breakeven.studies.measured_layout import Layout
@@ -90,7 +90,7 @@ def _row_number(row: int) -> Any:
 
 
 def _stage(point: Point, layout: Layout, pool: float) -> Stage:
-    row = table("engines")[point.stack]
+    row = engine_row(point.stack)
     numbers = {
         "pool": pool,
         "replicas": layout.workers,

@@ -27,7 +27,13 @@ NOMINAL_SHARE = 0.9  # InferenceX draws lengths from U[0.8, 1.0] of the nominal 
 TRUST = ("db-dump", "2026-04-06", "2026-03-25", "gap-analysis")  # whose label counts where copies of a run disagree
 
 UNKNOWN_DRAFT = "speculative decoding is not said, and the checkpoint has a draft head"
+SEVERAL_NODES = "a deployment over several nodes labelled agg"
+UNKNOWN_SIZES = "sizes of its engines are not given: one accelerator each is a default"
+NO_CONCURRENCY = "concurrency is not given"
 UNKNOWN_WORKERS = "number of prefill or decode workers is not given: concurrency per worker is unknown"
+
+
+LACKING = (UNKNOWN_DRAFT, UNKNOWN_WORKERS, UNKNOWN_SIZES, SEVERAL_NODES, NO_CONCURRENCY)  # a field a prediction needs
 
 
 @dataclass(frozen=True)
@@ -104,9 +110,17 @@ def _rank(row: Row) -> int:
     return next((i for i, name in enumerate(TRUST) if name in _source(row)), len(TRUST))
 
 
+def _defaulted(copy: Row) -> bool:
+    names = [f"{phase}_{name}" for phase in ("prefill", "decode") for name in ("tp_size", "attention_dp_size")]
+    return copy["mode"] == "disagg" and all(copy.get(name) == 1 for name in names)
+
+
 def _union(copies: list[Row]) -> Row:
-    """One row of the copies of a run: each field from the most trusted copy that has it; all ids and sources."""
-    ordered = sorted(copies, key=_rank)
+    """One row of the copies of a run: each field from the most trusted copy that has it; all ids and sources.
+
+    A copy whose pools are of one accelerator each left its sizes at their defaults.
+    """
+    ordered = sorted(copies, key=lambda copy: (_defaulted(copy), _rank(copy)))
     row: Row = {}
     for copy in ordered:
         for name, value in copy.items():
@@ -190,10 +204,21 @@ def _year(row: Row) -> int:
     return max((int(match.group(1)) for match in found if match), default=0)
 
 
-def _stack(row: Row, engine: str, model: str) -> str:
-    """The engine's era or mode. SGLang's API took far longer before 0.5.9; vLLM 0.12 ran expert models at 50 ms a
-    token whatever the load: eagerly."""
+def _stack(row: Row, engine: str, model: str, layouts: tuple[Layout, ...], internal: bool) -> str:
+    """The engine's era or mode.
+
+    SGLang's API took far longer before 0.5.9. vLLM 0.12 ran expert models at 50 ms a token whatever the load: eagerly.
+    InferenceX runs TensorRT-LLM with stream intervals of its own per model and workload: the first chunk of DeepSeek
+    comes after 8 to 12 steps, that of Llama-70B after 20 to 22 at 1k/1k on up to four accelerators and after 3 to 5
+    in every other set-up, alike on H200 and B200.
+    """
     version, year = _version(row), _year(row)
+    if engine == "tensorrt-llm" and not internal and row["mode"] == "agg":
+        if model == "deepseek-r1":
+            return "tensorrt-llm-stream10"
+        short = row["isl"] < 2000 and row["osl"] < 2000 and all(x.accelerators <= 4 for x in layouts)
+        if model == "llama-3.1-70b" and short:
+            return "tensorrt-llm-stream20"
     if engine == "sglang" and (year == 2025 or (0, 0) < version < (0, 5, 9)):
         return "sglang-2025"
     if engine == "vllm" and (0, 12) <= version < (0, 13) and model and llms()[model].moe:
@@ -238,7 +263,7 @@ def _point(row: Row, label: Mapping[str, Any]) -> Point:
         weights=weight_scheme(model, precision),
         kv=kv_precision(model, engine, accelerator, precision),
         layouts=layouts,
-        stack=_stack(row, engine, model),
+        stack=_stack(row, engine, model, layouts, not inferencex),
         ttft_ms=row["silicon_ttft_ms"],
         tpot_ms=row["silicon_tpot_ms"],
         source=row["sources"][0],
@@ -259,9 +284,10 @@ def _excluded(point: Point, row: Row, speculation: str) -> str:
         f"mode {row['mode']} is neither agg nor disagg": point.mode not in ("agg", "disagg"),
         f"precision {point.precision} is not known": point.precision not in ("", "bf16", "fp8", "fp4", "int8", "int4"),
         "layout: attention and expert ranks do not agree": not point.layouts,
-        "a deployment over several nodes labelled agg": spans_nodes(point.mode, point.layouts),
+        SEVERAL_NODES: spans_nodes(point.mode, point.layouts),
         UNKNOWN_WORKERS: any(math.isnan(count) for count in workers),
-        "concurrency is not given": math.isnan(point.concurrency),
+        UNKNOWN_SIZES: _defaulted(row) and bool(point.model) and llms()[point.model].moe is not None,
+        NO_CONCURRENCY: math.isnan(point.concurrency),
         UNKNOWN_DRAFT: speculation == "unknown",
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

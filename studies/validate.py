@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from breakeven.studies.benchmark import inputs, predict_jitted
-from breakeven.studies.measured import UNKNOWN_DRAFT, Point
+from breakeven.studies.measured import LACKING, UNKNOWN_DRAFT, Point
 from breakeven.studies.measured_files import read_points
 
 BAND = (0.7, 1.4)  # concurrency over capacity where a prediction of TTFT is a coin's toss
@@ -112,12 +112,16 @@ def spearman(a: Any, b: Any) -> float:
 
 
 def coverage(table: pd.DataFrame) -> dict[str, float]:
-    """Rows, the share of them that counts as predicted, and distinct measurements of both."""
+    """Rows, the share of them that counts as predicted, of all and of those that carry the fields a prediction needs
+    (`able`), and distinct measurements."""
     good = _where(table, table["excluded"] == "")
+    able = len(table) - int(table["excluded"].isin(LACKING).sum())
     return {
         "rows": len(table),
         "predicted": len(good),
         "share": len(good) / max(len(table), 1),
+        "able": able,
+        "able_share": len(good) / max(able, 1),
         "measurements": len(set(table["measurement"])),
         "predicted_measurements": len(set(good["measurement"])),
     }
