@@ -40,7 +40,8 @@ def first_wave(latency: Latency, point: OperatingPoint, pools: Pools, workload: 
     """
     assert workload.concurrent_sessions is not None and workload.first_wave_share is not None
     others = jnp.maximum(workload.concurrent_sessions / pools.prefill_replicas - 1.0, 0.0)
-    wave_s = 0.5 * others * point.service.first * engine.burst_factor
+    factor = jnp.where(pools.shared > 0.5, engine.burst_factor, engine.split_burst_factor)
+    wave_s = 0.5 * others * point.service.first * factor
     share = workload.first_wave_share * jnp.ones_like(wave_s)
     wait = add_waits(latency.wait, Wait(share, wave_s, jnp.full_like(wave_s, 1.0 / 3.0)))
     crowd_s = engine.crowd_s * workload.concurrent_sessions

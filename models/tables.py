@@ -21,7 +21,7 @@ from breakeven.models.kernel_curves import curves
 from breakeven.models.llm import LLM
 from breakeven.models.topology import STAGES
 
-ARITHMETIC = ("bf16", "int8", "fp8", "fp4")
+ARITHMETIC = ("bf16", "int8", "fp8", "fp8_block", "fp4")
 TENSOR_CLASSES = ("attention", "dense", "experts", "head")
 
 
@@ -92,6 +92,7 @@ class Engine:
     activation_passes: Array  # memory passes over a layer's hidden state beside its matrix products
     expert_imbalance: Array  # slowest rank over the mean where whole experts sit on ranks
     burst_factor: Array  # time of a prompt in a burst of prompts over its time alone
+    split_burst_factor: Array  # the same where prompts meet a prefill pool of its own
     reserve_output_share: Array  # of the output, what admission counts beside the prompt (mean need: 0.5)
     memory_fraction: Array
     reserve_bytes: Array
@@ -286,7 +287,7 @@ def _resolve_stage(stage: Stage, catalog: Catalog) -> ResolvedStage:
         parts = []
         for a, arithmetic in enumerate(ARITHMETIC):
             number = hw.kernels[f"{kind}_{arithmetic}"][name] * (
-                getattr(hw, f"{arithmetic}_flops_per_s") if peak else 1.0
+                getattr(hw, f"{arithmetic.removesuffix('_block')}_flops_per_s") if peak else 1.0
             )
             parts.append(schemes.arithmetic[:, c, a][stage.weights] * number)
         return sum(parts[1:], parts[0])

@@ -28,7 +28,7 @@ from breakeven.models.workload import Workload, workload
 from breakeven.studies.measured import Point
 from breakeven.studies.measured_layout import Layout
 
-MOST_BATCH = 4096.0  # no batch limit of its own: published recipes raise it above the concurrency they measure
+MOST_BATCH = 65536.0  # no batch limit of its own: published recipes raise it above the concurrency they measure
 FIRST_WAVE = 0.1  # InferenceX sends ten requests per concurrent one, the first of them all at once; others: taken over
 LINK = "ib-ndr-400"  # between the pools of split deployments where nothing is said
 KV = ("bf16", "fp8")
