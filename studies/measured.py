@@ -159,7 +159,8 @@ def accelerator_id(system: str) -> str:
 def weight_scheme(model: str, precision: str) -> str:
     """Which tensors a checkpoint's precision really covers.
 
-    A blank one is 16 bit. FP8 checkpoints of DeepSeek, Qwen3 and MiniMax carry scales per block, Llama's per tensor. The
+    A blank one is 16 bit. FP8 checkpoints of DeepSeek, Qwen3 and MiniMax carry scales per block, those of Llama per
+    tensor. The
     4-bit checkpoints of expert models quantize the experts alone (DeepSeek and MiniMax NVFP4, gpt-oss MXFP4: attention
     and head stay in 16 bit); those of dense models all linear layers.
     """
