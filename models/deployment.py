@@ -39,6 +39,7 @@ class Deployment:
     decode_attention: Stage
     decode_ffn: Stage
     kv: Array  # row of catalog.kv_bytes_per_element
+    kv_tiers: Array  # row of catalog.tiers: what holds the KV cache below HBM
     link: Array  # row of catalog.links: what the pools exchange crosses it
     balanced: Array  # 1.0: calls go to the least loaded replica; 0.0: to the one that holds their session
 

@@ -78,6 +78,18 @@ def fleet(resolved: Resolved, economy: Economy, use: Sequence[Array]) -> Fleet:
         drawn = drawn + by_stage[i] * (idle + busy) * hw.power_w
         pools = pools + (by_stage[i] > 0.0)
         kinds = kinds + first
+    cost = cost + _tiers_usd_per_hour(resolved, by_stage)
     complexity = jnp.maximum(pools - 1.0, 0.0) * economy.pool_usd_per_hour
     complexity = complexity + jnp.maximum(kinds - 1.0, 0.0) * economy.second_kind_usd_per_hour
     return Fleet(total, pools, cost + complexity, complexity, power, drawn * economy.power_overhead, excess, by_stage)
+
+
+def _tiers_usd_per_hour(resolved: Resolved, by_stage: tuple[Array, ...]) -> Array | float:
+    """Cost of the KV cache below HBM, on every accelerator of the pool that prefills."""
+    if resolved.tiers is None:
+        return 0.0
+    pool = resolved.prefill_attention.choice.pool
+    counted = [
+        jnp.where(stage.choice.pool == pool, size, 0.0) for stage, size in zip(resolved.stages, by_stage, strict=True)
+    ]
+    return sum(counted[1:], counted[0]) * jnp.sum(resolved.tiers.usd_per_hour, -1)

@@ -18,6 +18,7 @@ from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory
 from breakeven.models.numerics import TINY, table_lookup
 from breakeven.models.queueing import Moments
+from breakeven.models.reload import Reload
 from breakeven.models.steps import Coefficients, StepTime, decode_step
 from breakeven.models.workload import Workload
 
@@ -56,6 +57,7 @@ class Pools:
     transfer_s2: Array  # its second moment
     request_s: Array  # what the engine adds to every call
     reserve_tokens: Array  # cache that admission counts for a sequence
+    reload: Reload | None  # tiers of KV cache below HBM
 
 
 class State(NamedTuple):
@@ -128,21 +130,43 @@ def most_sequences(pools: Pools, workload: Workload) -> Array:
 
 
 def cache_miss(pools: Pools, workload: Workload, session_rate: Array, active_tokens: Array) -> Array:
-    """Share of continued calls that find their prefix evicted: LRU by its characteristic time.
-
-    The memory left per session rate is the only number the tabulated curve needs (workload.cache_miss). A call
-    that may go to any replica finds its session on the right one with probability 1 / replicas.
-    """
-    free = jnp.maximum(pools.prefill_memory.capacity_tokens - workload.shared_prefix_tokens - active_tokens, 1.0)
-    work = jnp.log(free * pools.prefill_replicas / session_rate)
-    # The room that few large sessions leave fluctuates: its CV is that of a Poisson number of them.
-    variance = workload.mean_prompt2 / workload.mean_prompt**2 * workload.idle_tokens / free
-    spread = jnp.minimum(jnp.sqrt(jnp.maximum(variance, TINY)), 0.5)  # no idle sessions: no derivative at 0 either
-    kept = 1.0 - sum(
-        weight * table_lookup(workload.cache_work, workload.cache_miss, work + z * spread) for z, weight in GAUSS
-    )
-    kept = kept / jnp.where(pools.prefill_balanced > 0.5, pools.prefill_replicas, 1.0)
+    """Share of continued calls that find their prefix evicted from HBM and every tier below it."""
+    tiers = 0 if pools.reload is None else pools.reload.shared.shape[-1]
+    kept = prefix_found(pools, workload, session_rate, active_tokens, tiers)
     return jnp.where(workload.calls_per_session > 1.0, 1.0 - kept, 0.0)
+
+
+def prefix_found(pools: Pools, workload: Workload, session_rate: Array, active_tokens: Array, tiers: int) -> Array:
+    """Share of continued calls that find their prefix in HBM or the first `tiers` below: LRU by characteristic time.
+
+    A call that may go to any replica finds its session on the right one with probability 1 / replicas, but in a
+    tier that the replicas share it finds all of them.
+    """
+    free = pools.prefill_memory.capacity_tokens - workload.shared_prefix_tokens - active_tokens
+    own = jnp.maximum(free, 1.0)
+    pool = jnp.zeros_like(own)
+    for k in range(tiers):
+        assert pools.reload is not None
+        tokens, shared = pools.reload.capacity_tokens[:, k], pools.reload.shared[:, k] > 0.5
+        own, pool = own + jnp.where(shared, 0.0, tokens), pool + jnp.where(shared, tokens, 0.0)
+    replicas = pools.prefill_replicas
+    kept = _kept(workload, own, own * replicas / session_rate)
+    kept = kept / jnp.where(pools.prefill_balanced > 0.5, replicas, 1.0)
+    if not tiers:
+        return kept
+    everywhere = _kept(workload, own, (own * replicas + pool) / session_rate)
+    return jnp.where(pool > 0.0, jnp.maximum(everywhere, kept), kept)
+
+
+def _kept(workload: Workload, tokens: Array, tokens_per_rate: Array) -> Array:
+    """Share of prefixes that a cache keeps. Its tokens per session rate are the only number that the tabulated curve
+    needs (workload.cache_miss); of the `tokens` of one engine, the room that few large sessions leave fluctuates: its
+    CV is that of a Poisson number of them."""
+    work = jnp.log(tokens_per_rate)
+    variance = workload.mean_prompt2 / workload.mean_prompt**2 * workload.idle_tokens / tokens
+    spread = jnp.minimum(jnp.sqrt(jnp.maximum(variance, TINY)), 0.5)  # no idle sessions: no derivative at 0 either
+    missed = [weight * table_lookup(workload.cache_work, workload.cache_miss, work + z * spread) for z, weight in GAUSS]
+    return 1.0 - (missed[0] + missed[1] + missed[2])
 
 
 def _stretch(pools: Pools, state: State, service_s: Array, chunks: Array, marginal_s: Array) -> tuple[Array, Array]:

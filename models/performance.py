@@ -26,6 +26,7 @@ from breakeven.models.operating_point import (
     operating_point,
 )
 from breakeven.models.queueing import Moments, Wait, autocorrelation_share
+from breakeven.models.reload import continued_share, reload
 from breakeven.models.settle import Closed, closed_with_derivatives, settle, settle_closed, warm, with_derivatives
 from breakeven.models.steps import (
     Coefficients,
@@ -37,9 +38,11 @@ from breakeven.models.steps import (
     prefill_chunks,
     prefill_marginal,
 )
-from breakeven.models.tables import Catalog, Resolved, ResolvedStage
+from breakeven.models.tables import Catalog, Engine, Resolved, ResolvedStage
 from breakeven.models.waits import CallWaits, call_waits
 from breakeven.models.workload import PrefillNodes, Workload
+
+StageCoefficients = tuple[Coefficients, Coefficients]  # attention, feed-forward
 
 
 class Prefill(NamedTuple):
@@ -58,6 +61,7 @@ class Violations(NamedTuple):
     prefill: Array
     decode: Array
     link: Array
+    tiers: Array
     budget: Array
     power: Array
     inventory: Array
@@ -88,6 +92,7 @@ class Performance(NamedTuple):
     decode_step: StepTime
     prefill_call: StepTime  # of the mean call that finds its prefix
     admission: Wait
+    reload: Wait  # for the prefix from the tiers below HBM
     fleet: Fleet
     violations: Violations
     doubts: Doubts
@@ -175,13 +180,42 @@ def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array
     return jnp.where(apart.reshape(shape), time, 0.0)
 
 
-def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill, PrefillNodes]:
-    """Everything the load does not change."""
-    llm, engine = catalog.llm, catalog.engine
-    kv = resolved.kv_bytes_per_element
+def coefficients(resolved: Resolved, catalog: Catalog) -> tuple[StageCoefficients, StageCoefficients]:
+    """(prefill, decode): step coefficients of their attention and feed-forward stages, at the pace measured locally."""
+    llm, engine, kv = catalog.llm, catalog.engine, resolved.kv_bytes_per_element
     p, d = resolved.prefill_attention, resolved.decode_attention
     prefill = attention_coefficients(p, llm, engine, kv), ffn_coefficients(resolved.prefill_ffn, llm, engine)
     decode = attention_coefficients(d, llm, engine, kv), ffn_coefficients(resolved.decode_ffn, llm, engine)
+    if resolved.correction is None:
+        return prefill, decode
+    paces = resolved.correction.prefill_factor, resolved.correction.decode_factor
+    scaled = [
+        jax.tree.map(lambda leaf, pace=pace: leaf * pace, stages)
+        for stages, pace in zip((prefill, decode), paces, strict=True)
+    ]
+    return scaled[0], scaled[1]
+
+
+def request_s(resolved: Resolved, workload: Workload, engine: Engine) -> tuple[Array, Array]:
+    """(what the engine adds to every call, what is added to its first chunk alone), seconds.
+
+    A measured constant of TTFT delays the call; where it takes away more than the engine's own constant, the rest is
+    time that the first chunk is not held back.
+    """
+    p, d = resolved.prefill_attention, resolved.decode_attention
+    handover_s = jnp.where(p.choice.pool == d.choice.pool, 0.0, engine.handover_s)
+    own = engine.request_s + engine.request_token_s * workload.mean_prompt + handover_s
+    if resolved.correction is None:
+        return own, jnp.zeros_like(own)
+    moved = own + resolved.correction.first_token_s
+    return jnp.maximum(moved, 0.0), jnp.minimum(moved, 0.0)
+
+
+def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill, PrefillNodes]:
+    """Everything the load does not change."""
+    llm, engine = catalog.llm, catalog.engine
+    p, d = resolved.prefill_attention, resolved.decode_attention
+    prefill, decode = coefficients(resolved, catalog)
     split = jnp.where(p.choice.pool == d.choice.pool, 0.0, 1.0)
     hit = _select(split, workload.resident, workload.recomputed)
     hit_terms = _node_prefill(hit, *prefill, resolved, catalog)
@@ -196,6 +230,9 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
     contexts = jnp.concatenate([hit.context, jnp.broadcast_to(workload.missed.context, hit.context.shape)], axis=-1)
     transfer_s = kv_transfer_s(resolved, catalog, contexts)
     nodes = hit.weight.shape[-1]
+    prefill_latency_s = jnp.sum(hit.weight * hit_latency_s, -1)
+    lost_latency_s = jnp.sum(workload.missed.weight * missed_latency_s, -1)
+    recompute_s = (lost_latency_s - prefill_latency_s) / continued_share(workload)
     pools = Pools(
         attention=decode[0],
         ffn=decode[1],
@@ -204,8 +241,8 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         resident_chunks=_mean_chunks(hit, budget),
         missed_chunks=_mean_chunks(workload.missed, budget),
         marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs,
-        prefill_latency_s=jnp.sum(hit.weight * hit_latency_s, -1),
-        missed_latency_s=jnp.sum(workload.missed.weight * missed_latency_s, -1),
+        prefill_latency_s=prefill_latency_s,
+        missed_latency_s=lost_latency_s,
         prefill_memory=pool_memory(resolved, p, llm, engine, workload.mean_prompt),
         decode_memory=pool_memory(resolved, d, llm, engine, workload.decode_context),
         prefill_replicas=p.choice.replicas,
@@ -221,11 +258,17 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
         decode_balanced=jnp.maximum(resolved.balanced, split),
         transfer_s=jnp.sum(hit.weight * transfer_s[:, :nodes], -1),
         transfer_s2=jnp.sum(hit.weight * transfer_s[:, :nodes] ** 2, -1),
-        request_s=engine.request_s + engine.request_token_s * workload.mean_prompt + engine.handover_s * split,
+        request_s=request_s(resolved, workload, engine)[0] * jnp.ones_like(split),
         reserve_tokens=workload.decode_context
         + (engine.reserve_output_share - 0.5) * workload.mean_output * jnp.ones_like(split),
+        reload=reload(resolved, hit, workload, llm, recompute_s),
     )
     return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
+
+
+def pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> Pools:
+    """The pools of each candidate, before any load."""
+    return _build(resolved, workload, catalog)[0]
 
 
 def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, State, Array]:
@@ -258,12 +301,16 @@ def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tupl
 
 
 def _surge(pools: Pools, workload: Workload, llm: LLM, rate: Array) -> Array:
-    """Load of an engine with two standard deviations more live sessions than usual, over its usual load."""
+    """Load of an engine with two standard deviations more live sessions than usual, over its usual load.
+
+    Of a closed population only the share that one of r engines has fluctuates: binomially, not like Poisson.
+    """
     calls, thinks = workload.calls_per_session, workload.calls_per_session - 1.0
     step_s = decode_step_at(pools, llm, jnp.ones_like(rate), workload.decode_context).total_s
     session_s = calls * (pools.prefill_latency_s + workload.mean_steps * step_s) + thinks * workload.gap_mean_s
     live = rate / pools.prefill_replicas * session_s
-    return jnp.where(calls > 1.0, 1.0 + 2.0 / jnp.sqrt(jnp.maximum(live, 1.0)), 1.0)
+    free = 1.0 if workload.concurrent_sessions is None else jnp.maximum(1.0 - 1.0 / pools.prefill_replicas, 0.0)
+    return jnp.where(calls > 1.0, 1.0 + 2.0 * jnp.sqrt(free / jnp.maximum(live, 1.0)), 1.0)
 
 
 def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalog: Catalog) -> TokenTime:
@@ -325,6 +372,7 @@ def _latency(
     weight: Array,
     wait: Wait,
     workload: Workload,
+    resolved: Resolved,
     catalog: Catalog,
 ) -> Latency:
     token = _token_times(point, pools, workload, catalog)
@@ -335,6 +383,7 @@ def _latency(
     output2 = jnp.sum(workload.output_weight * workload.output_steps**2 * square, -1)
     first = jnp.sum(weight * prefill_s, -1)
     first2 = jnp.sum(weight * prefill_s**2, -1)
+    first_chunk_s = catalog.engine.first_chunk_steps * jnp.sum(workload.output_weight * token.mean_s, -1)
     call_mean = wait.average_s + first + output
     call_variance = wait.variance_s2 + jnp.maximum(first2 - first**2, 0.0) + jnp.maximum(output2 - output**2, 0.0)
     return Latency(
@@ -350,7 +399,7 @@ def _latency(
         gap_variance=workload.gap_var_s,
         call_mean_s=call_mean,
         call_variance=call_variance,
-        first_chunk_s=catalog.engine.first_chunk_steps * jnp.sum(workload.output_weight * token.mean_s, -1),
+        first_chunk_s=jnp.maximum(first_chunk_s + request_s(resolved, workload, catalog.engine)[1], 0.0),
     )
 
 
@@ -367,7 +416,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     weight = jnp.concatenate([hit.weight * (1.0 - miss), missed_weight * miss], -1)
 
     waits = call_waits(point, pools, workload, catalog.llm, seen)
-    latency = _latency(point, pools, prefill, weight, waits.total, workload, catalog)
+    latency = _latency(point, pools, prefill, weight, waits.total, workload, resolved, catalog)
     if workload.concurrent_sessions is not None:
         latency = held_back(latency, rate, workload)
     if workload.first_wave_share is not None:
@@ -385,8 +434,9 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         decode_step=decode_step_at(pools, catalog.llm, state.batch, workload.decode_context),
         prefill_call=prefill.terms,
         admission=waits.admission,
+        reload=waits.reload,
         fleet=money,
-        violations=_violations(resolved, pools, workload, point, decode_use, waits.link_utilization, money, catalog),
+        violations=_violations(resolved, pools, workload, point, decode_use, waits, money, catalog),
         doubts=_doubts(pools, state, point, decode_use, waits, tipped),
     )
 
@@ -403,7 +453,7 @@ def _violations(
     workload: Workload,
     point: OperatingPoint,
     decode_use: Array,
-    link_use: Array,
+    waits: CallWaits,
     money: Fleet,
     catalog: Catalog,
 ) -> Violations:
@@ -417,7 +467,8 @@ def _violations(
         kv_cache=workload.max_tokens / jnp.maximum(room, 1.0) - 1.0,
         prefill=point.prefill_utilization - 1.0,
         decode=decode_use - 1.0,
-        link=link_use - 1.0,
+        link=waits.link_utilization - 1.0,
+        tiers=waits.reload_utilization - 1.0,
         budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,
         power=money.power_w / economy.max_power_w - 1.0,
         inventory=money.inventory_excess,

@@ -12,6 +12,7 @@ from breakeven.models.deployment import Deployment
 from breakeven.models.memory import kv_bytes_per_token
 from breakeven.models.numerics import TINY
 from breakeven.models.performance import Doubts, Performance, Violations, performance
+from breakeven.models.reload import continued_share
 from breakeven.models.tables import Catalog, Resolved, ResolvedStage, resolve
 from breakeven.models.workload import Workload
 
@@ -51,7 +52,8 @@ class Outcome(NamedTuple):
     utilization_decode: Array
     utilization_link: Array
     decode_batch: Array
-    cache_hit: Array  # continued calls that find their prefix
+    cache_hit: Array  # continued calls that find their prefix, in HBM or a tier below
+    cache_reload: Array  # of them all, those that read it from a tier below HBM
     mfu_prefill: Array
     mfu_decode: Array
     mbu_decode: Array
@@ -136,6 +138,7 @@ def outcome(
         utilization_link=found.utilization_link,
         decode_batch=found.point.state.batch,
         cache_hit=1.0 - found.point.state.miss,
+        cache_reload=found.reload.probability / continued_share(workload),
         mfu_prefill=found.point.prefill_rate * prefill_flops / (_engine_accelerators(p) * p.hardware.bf16_flops_per_s),
         mfu_decode=decode_tokens
         * _model_flops_per_token(catalog, workload.decode_context)

@@ -65,6 +65,7 @@ class SessionSpec:
     reset_probability: float  # per call after the first: the break compacts the context
     context_cap_tokens: float
     compact_to_tokens: Distribution
+    cache_ttl_s: float  # the service drops the cache of a session that has been idle for longer
     images_per_call: float
     tokens_per_image: float
     classes: tuple[CallClass, ...]  # one of them per session
@@ -98,6 +99,7 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "prefix_break_probability": _SHARE,
     "reset_probability": _SHARE,
     "context_cap_tokens": _TOKENS,
+    "cache_ttl_s": _GAP,
     "images_per_call": (0.0, 1e3),
     "tokens_per_image": (0.0, 1e5),
 }
@@ -120,6 +122,7 @@ _DEFAULTS: dict[str, Any] = {
     "reset_probability": 0,
     "context_cap_tokens": MAX_TOKENS,
     "compact_to_tokens": 32768,
+    "cache_ttl_s": MAX_GAP_S,
     "images_per_call": 0,
     "tokens_per_image": 0,
 }

@@ -19,6 +19,8 @@ from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.inputs import pick
 from breakeven.models.kernel_curves import curves
 from breakeven.models.llm import LLM
+from breakeven.models.local import Correction, Local, correction
+from breakeven.models.tiers import Stack, TierRows, tier_rows
 from breakeven.models.topology import STAGES
 
 ARITHMETIC = ("bf16", "int8", "fp8", "fp8_block", "fp4")
@@ -125,6 +127,8 @@ class Catalog:
     llm: LLM
     engine: Engine
     economy: Economy
+    local: Local | None = None  # corrections from the user's own measurements
+    tiers: TierRows | None = None  # of KV cache below HBM
 
 
 def _floats(values: Sequence[float]) -> Array:
@@ -210,6 +214,8 @@ def catalog(
     engine: Engine,
     economy: Economy,
     electricity_usd_per_hour: Sequence[float] | None = None,
+    kv_tiers: Sequence[Stack] = (),
+    local: Local | None = None,
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
     electricity = [0.0] * len(accelerators) if electricity_usd_per_hour is None else electricity_usd_per_hour
@@ -229,6 +235,8 @@ def catalog(
         llm=jax.tree.map(lambda leaf: jnp.float32(min(float(leaf), 1e12)), llm),
         engine=engine,
         economy=economy,
+        local=local,
+        tiers=tier_rows(kv_tiers),
     )
 
 
@@ -270,6 +278,8 @@ class Resolved:
     link_latency_s: Array
     link_through_nic: Array
     balanced: Array
+    tiers: TierRows | None  # (n, LEVELS)
+    correction: Correction | None = None
 
     @property
     def stages(self) -> tuple[ResolvedStage, ...]:
@@ -311,4 +321,6 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         link_latency_s=catalog.links.latency_s[deployment.link],
         link_through_nic=catalog.links.through_nic[deployment.link],
         balanced=deployment.balanced,
+        correction=None if catalog.local is None else correction(deployment, catalog.local),
+        tiers=jax.tree.map(lambda column: column[deployment.kv_tiers], catalog.tiers),
     )

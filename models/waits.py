@@ -17,8 +17,10 @@ from breakeven.models.operating_point import (
     most_sequences,
     operating_point,
     prefill_servers,
+    prefix_found,
 )
 from breakeven.models.queueing import Wait, add_waits, queue_wait, uniform_wait
+from breakeven.models.reload import continued_share
 from breakeven.models.workload import Workload
 
 
@@ -29,6 +31,8 @@ class CallWaits(NamedTuple):
     admission: Wait
     link_utilization: Array
     departures_cv2: Array  # of calls that leave prefill
+    reload: Wait  # for the prefix to be read back into HBM; never, without tiers below it
+    reload_utilization: Array  # of the busiest path to a tier
 
 
 def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM, seen: Array) -> CallWaits:
@@ -38,14 +42,16 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
     """
     admission = _admission(point, pools, workload, llm)
     link, link_utilization, departures = _link(point, pools)
+    reload, reload_utilization = _reload(point, pools, workload)
     total = add_waits(
+        reload,
         _prefill(point, pools, workload, seen),
         _step_in_progress(point, pools),
         _mates(point, pools),
         admission,
         link,
     )
-    return CallWaits(total, admission, link_utilization, departures)
+    return CallWaits(total, admission, link_utilization, departures, reload, reload_utilization)
 
 
 def _prefill(point: OperatingPoint, pools: Pools, workload: Workload, seen: Array) -> Wait:
@@ -85,6 +91,40 @@ def _link(point: OperatingPoint, pools: Pools) -> tuple[Wait, Array, Array]:
     given = 0.5 * mean * (jnp.maximum(departures, 1.0) + transfer_cv2) / (1.0 - held)
     probability = jnp.where(rho > 0.0, held**exponent, 0.0)
     return Wait(probability, given, jnp.ones_like(given)), rho, departures
+
+
+def _reload(point: OperatingPoint, pools: Pools, workload: Workload) -> tuple[Wait, Array]:
+    """(wait for a prefix from the tiers below HBM, utilization of the busiest path to one).
+
+    Reads of an engine from a tier follow one another, M/G/1; data-parallel ranks have paths of their own.
+    """
+    zero = jnp.zeros_like(point.prefill_rate)
+    total, busiest = Wait(zero, zero + 1e-6, zero + 1.0), zero
+    if pools.reload is None:
+        return total, busiest
+    rate = point.prefill_rate * pools.prefill_replicas / workload.calls_per_session
+    continued = continued_share(workload)
+    above = prefix_found(pools, workload, rate, point.active_tokens, 0)
+    reads = point.prefill_rate * continued / pools.reload.paths
+    for k in range(pools.reload.shared.shape[-1]):
+        found = prefix_found(pools, workload, rate, point.active_tokens, k + 1)
+        share, above = jnp.maximum(found - above, 0.0), found
+        mean, second = pools.reload.mean_s[:, k], pools.reload.second_s2[:, k]
+        rho = reads * share * mean
+        queue = 0.5 * reads * share * second / (1.0 - jnp.minimum(rho, HIGHEST))
+        given = mean + queue
+        variance = jnp.maximum(second - mean**2, 0.0) + queue**2
+        total = _either(total, Wait(continued * share, given, variance / (given**2 + TINY)))
+        busiest = jnp.maximum(busiest, rho)
+    return total, busiest
+
+
+def _either(one: Wait, other: Wait) -> Wait:
+    """A wait that is the one or the other, never both."""
+    probability = one.probability + other.probability + 1e-9
+    mean = (one.average_s + other.average_s) / probability
+    second = sum(w.probability * w.mean_s**2 * (1.0 + w.cv2) for w in (one, other)) / probability
+    return Wait(probability, mean, jnp.maximum(second / (mean**2 + TINY) - 1.0, 0.0))
 
 
 def _step_in_progress(point: OperatingPoint, pools: Pools) -> Wait:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from breakeven.models.distributions import Distribution, Empirical, Floats
 from breakeven.models.inputs import number
-from breakeven.models.sessions import Sessions, SessionSpec, sample_sessions
+from breakeven.models.sessions import MAX_GAP_S, Sessions, SessionSpec, sample_sessions
 
 Leaf = Array  # on the host: read-only numpy arrays in 32 bit
 
@@ -81,6 +81,7 @@ class Workload:
     last_tokens: Leaf  # E[A_last], left by the last call
     cache_work: Leaf  # ln of (cache tokens for idle sessions / sessions per second), (64,)
     cache_miss: Leaf  # P(gap > characteristic time) there
+    cache_ttl_s: Leaf  # beyond which idle sessions lose their cache; the table has it already
     arrival_cv2: Leaf  # squared coefficient of variation of the sessions' interarrival time
     sessions_per_second: Leaf | None = None  # open load, whole deployment; scalar or one per candidate
     concurrent_sessions: Leaf | None = None  # closed population; at most one of the two is given
@@ -101,7 +102,7 @@ def workload(
 def _build(spec: SessionSpec, max_context: float, arrival_cv: float, sessions: int, seed: int) -> Workload:
     sample = sample_sessions(spec, sessions, seed, max_context)
     shared = spec.shared_prefix_tokens if len(spec.classes) == 1 else float(sample.shared_tokens.mean())
-    return _of_sessions(sample, spec.gap_s, shared, arrival_cv)
+    return _of_sessions(sample, spec.gap_s, shared, arrival_cv, spec.cache_ttl_s)
 
 
 def recorded_workload(sessions: Sessions, arrival_cv: float = 1.0) -> Workload:
@@ -121,7 +122,9 @@ def _repeated(sessions: Sessions) -> Sessions:
     return Sessions(**tiled)
 
 
-def _of_sessions(sample: Sessions, gap: Distribution, shared: float, arrival_cv: float) -> Workload:
+def _of_sessions(
+    sample: Sessions, gap: Distribution, shared: float, arrival_cv: float, ttl_s: float = MAX_GAP_S
+) -> Workload:
     calls = np.bincount(sample.session).astype(float)
     prompt, output = sample.prompt_tokens, sample.output_tokens
     steps, need, left = output - 1.0, prompt + output, prompt + output - sample.shared_tokens
@@ -130,7 +133,7 @@ def _of_sessions(sample: Sessions, gap: Distribution, shared: float, arrival_cv:
     middle, middle_var = _weighted(prompt + 0.5 * output, steps)
     reserved, reserved_var = _weighted(need, steps)
     idle = float(np.mean(left[~sample.last])) if calls.max() > 1.0 else 0.0
-    work, miss = cache_table(gap, calls.mean(), idle, float(np.mean(left[sample.last])))
+    work, miss = cache_table(gap, calls.mean(), idle, float(np.mean(left[sample.last])), ttl_s)
     gap_mean, gap_var = _gap_moments(gap)
     by_output = _bin_moments(prompt + 0.5 * output, output_bins)
     return Workload(
@@ -164,6 +167,7 @@ def _of_sessions(sample: Sessions, gap: Distribution, shared: float, arrival_cv:
         last_tokens=_leaf(np.mean(left[sample.last])),
         cache_work=_leaf(work),
         cache_miss=_leaf(miss),
+        cache_ttl_s=_leaf(ttl_s),
         arrival_cv2=_leaf(arrival_cv**2),
     )
 
@@ -255,7 +259,12 @@ def _gap_moments(gap: Distribution) -> tuple[float, float]:
 
 
 def cache_table(
-    gap: Distribution, calls: float, idle_tokens: float, last_tokens: float, points: int = CACHE_POINTS
+    gap: Distribution,
+    calls: float,
+    idle_tokens: float,
+    last_tokens: float,
+    ttl_s: float = MAX_GAP_S,
+    points: int = CACHE_POINTS,
 ) -> tuple[Floats, Floats]:
     r"""ln x and the miss probability there, x = tokens of cache for idle sessions / sessions per second.
 
@@ -265,14 +274,16 @@ def cache_table(
 
     so sessions at rate s fill a cache of C tokens when s H(T) = C: T is :math:`H^{-1}(x)` at x = C/s, and a
     call after a gap G finds its session's cache gone with P(G > T) (Che's approximation; A independent of G).
-    A workload of single calls never misses.
+    A time-to-live drops what is idle for longer, which leaves P(G > min(T, ttl_s)). A workload of single calls never
+    misses.
     """
     if calls <= 1.0:
         return np.linspace(0.0, 30.0, points), np.zeros(points)
     t = _times(gap)
     ln_x = np.log((calls - 1.0) * idle_tokens * gap.mean_min(t) + last_tokens * t)
     grid = np.linspace(ln_x[0], ln_x[-1], points)
-    return grid, np.minimum.accumulate(1.0 - gap.cdf(np.exp(np.interp(grid, ln_x, np.log(t)))))
+    idle_s = np.minimum(np.exp(np.interp(grid, ln_x, np.log(t))), ttl_s)
+    return grid, np.minimum.accumulate(1.0 - gap.cdf(idle_s))
 
 
 def _times(gap: Distribution, points: int = 4000) -> Floats:

@@ -130,6 +130,7 @@ REASONS = {
     "prefill": "prefill saturated",
     "decode": "decode saturated",
     "link": "link saturated",
+    "tiers": "path to the KV tiers saturated",
     "budget": "over budget_usd_per_hour",
     "power": "over max_power_kw",
     "inventory": "over inventory",

@@ -18,6 +18,7 @@ from breakeven.spaces.space import POOL_FIELDS, Family, Space
 BATCH = 50
 
 
+AXES = ("kv", "tiers", "links", "routing")
 PHASES = ("prefill", "decode")
 _NAMED = ("accelerator", "weights", "expert_parallel")
 
@@ -47,7 +48,7 @@ class Encoding:
             for field in POOL_FIELDS:
                 columns = [family.tables[_pool(family, phase)][field] for family in families]
                 found[f"{phase}.{field}"] = [int(v) for v in np.unique(np.concatenate(columns))]
-        for axis in ("kv", "links", "routing"):
+        for axis in AXES:
             found[axis] = [int(v) for v in np.unique(np.concatenate([getattr(f, axis) for f in families]))]
         return found
 
@@ -63,7 +64,7 @@ class Encoding:
             if values not in rows:
                 return None
             digits.append(rows[values])
-        for axis in ("kv", "links", "routing"):
+        for axis in AXES:
             allowed = getattr(family, axis)
             digits.append(int(np.argmax(allowed == chosen[axis])))
         return int(self.space.offsets[f] + np.ravel_multi_index(digits, family.radices))
@@ -75,7 +76,7 @@ class Encoding:
         values: dict[str, Any] = {"topology": self._choices["topology"][f]}
         for phase in PHASES:
             values |= {f"{phase}.{field}": int(columns[f"{phase}_{field}"][0]) for field in POOL_FIELDS}
-        values |= {"kv": int(columns["kv"][0]), "links": int(columns["link"][0]), "routing": int(columns["routing"][0])}
+        values |= {axis: int(columns["link" if axis == "links" else axis][0]) for axis in AXES}
         return {name: value for name, value in values.items() if len(self._choices[name]) > 1}
 
 

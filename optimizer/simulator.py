@@ -144,7 +144,9 @@ class Ready:
         workload, catalog = simulator.evaluator.workload, simulator.evaluator.catalog
         ready = plan(self.machine, self.resolved, workload, catalog, window, self.row)
         split = ready.decode_engines > 0
-        cache = ready.prefill_engines * ready.prefill_capacity
+        cache = ready.prefill_engines * ready.prefill_capacity + sum(
+            tier.capacity * (1 if tier.shared else ready.prefill_engines) for tier in ready.tiers[: ready.levels]
+        )
         coming = traffic(
             simulator.sample, self.load, expected, window.horizon_s, ready.prefill_engines, split, cache, seed
         )

@@ -17,6 +17,7 @@ import pandas as pd
 from breakeven.models.architecture import Architecture
 from breakeven.models.deployment import STAGE_FIELDS, Deployment, Stage
 from breakeven.models.hardware import Accelerator, Link
+from breakeven.models.tiers import Stack
 from breakeven.models.topology import STAGES, TOPOLOGIES, Topology
 
 ROUTING = ("affinity", "balanced")
@@ -56,6 +57,7 @@ class Names:
     links: tuple[Link, ...]
     weights: tuple[str, ...]
     kv: tuple[str, ...]
+    tiers: tuple[Stack, ...] = (Stack("none"),)
 
     @property
     def accelerator_ids(self) -> tuple[str, ...]:
@@ -104,13 +106,14 @@ class Family:
     topology: Topology
     tables: tuple[dict[str, np.ndarray], ...]
     kv: np.ndarray  # rows of the catalogue
+    tiers: np.ndarray
     links: np.ndarray
     routing: np.ndarray  # 0 affinity, 1 balanced
 
     @property
     def radices(self) -> tuple[int, ...]:
         pools = tuple(len(table["replicas"]) for table in self.tables)
-        return (*pools, len(self.kv), len(self.links), len(self.routing))
+        return (*pools, len(self.kv), len(self.tiers), len(self.links), len(self.routing))
 
     @property
     def size(self) -> int:
@@ -145,13 +148,14 @@ class Space:
         ids = np.asarray(ids, np.int64)
         out: dict[str, np.ndarray] = {"family": self.family(ids)}
         phases = [f"{phase}_{name}" for phase in ("prefill", "decode") for name in POOL_FIELDS]
-        out |= {name: np.zeros(len(ids), np.int64) for name in ("kv", "link", "routing", *phases)}
+        out |= {name: np.zeros(len(ids), np.int64) for name in ("kv", "tiers", "link", "routing", *phases)}
         for f, family in enumerate(self.families):
             here = np.flatnonzero(out["family"] == f)
             if not len(here):
                 continue
-            *pools, kv, link, routing = family.digits(ids[here] - self.offsets[f])
-            out["kv"][here], out["link"][here] = family.kv[kv], family.links[link]
+            *pools, kv, tiers, link, routing = family.digits(ids[here] - self.offsets[f])
+            out["kv"][here], out["tiers"][here] = family.kv[kv], family.tiers[tiers]
+            out["link"][here] = family.links[link]
             out["routing"][here] = family.routing[routing]
             for phase, digit, table in _phases(family, pools):
                 for name in POOL_FIELDS:
@@ -170,6 +174,7 @@ class Space:
         return Deployment(
             **stages,
             kv=jnp.asarray(c["kv"], jnp.int32),
+            kv_tiers=jnp.asarray(c["tiers"], jnp.int32),
             link=jnp.asarray(c["link"], jnp.int32),
             balanced=jnp.asarray(c["routing"], jnp.float32),
         )
@@ -188,6 +193,7 @@ class Space:
                 flagged = values > 0 if name == "expert_parallel" else values
                 out[f"{phase}_{name}"] = _named(values, named[name]) if name in named else flagged
         out["kv"] = _named(c["kv"], self.names.kv)
+        out["kv_tiers"] = _named(c["tiers"], [stack.id for stack in self.names.tiers])
         out["link"] = _named(np.where(split, c["link"] + 1, 0), ["", *[link.id for link in self.names.links]])
         out["routing"] = _named(c["routing"], ROUTING)
         return pd.DataFrame(out)
@@ -232,6 +238,7 @@ class Domains:
     decode: PoolDomain
     kv: tuple[str, ...]
     links: tuple[str, ...]
+    kv_tiers: tuple[str, ...] = ("none",)
     routing: tuple[str, ...] = ("affinity",)
 
 
@@ -239,6 +246,7 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
     """The space of `domains`; choices without effect in a topology are held at their first value."""
     families = []
     kv = np.array([names.kv.index(k) for k in domains.kv])
+    tiers = np.array([[stack.id for stack in names.tiers].index(name) for name in domains.kv_tiers])
     routing = np.array([ROUTING.index(r) for r in domains.routing])
     all_links = np.array([[link.id for link in names.links].index(name) for name in domains.links])
     for name in domains.topologies:
@@ -248,7 +256,7 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
         tables = tuple(
             pool_table(_effective(d, role), names, llm) for d, role in zip(pools, topology.pools, strict=True)
         )
-        families.append(Family(topology, tables, kv, all_links if split else all_links[:1], routing))
+        families.append(Family(topology, tables, kv, tiers, all_links if split else all_links[:1], routing))
     return Space(tuple(families), names)
 
 

@@ -20,6 +20,7 @@ from breakeven.models.catalog import table
 from breakeven.models.deployment import Deployment, Stage
 from breakeven.models.hardware import accelerators, links
 from breakeven.models.llm import LLM, llms
+from breakeven.models.local import Correction
 from breakeven.models.operating_point import most_sequences
 from breakeven.models.performance import performance
 from breakeven.models.sessions import session_spec
@@ -48,6 +49,7 @@ class Inputs:
     engines: Engine  # each leaf (engines,)
     step_factor: Array  # step time with speculation over without, per token
     shared: Catalog
+    correction: Correction  # measured on each point's own deployment; each leaf (points, 1)
 
 
 class Predicted(NamedTuple):
@@ -55,11 +57,12 @@ class Predicted(NamedTuple):
 
     ttft_s: Array
     tpot_s: Array
-    fill: Array  # concurrency of a decode engine over the sequences that fit at once
+    fill: Array  # concurrency of a decode engine over the sequences that fit at once; under open load, its mean batch
     excess: Array  # how far its weights or one sequence miss the memory, relative; <= 0 where they fit
 
 
-def _stack(trees: Sequence[Any]) -> Any:
+def stacked(trees: Sequence[Any]) -> Any:
+    """Trees of numbers as one, with an axis for them in front, in 32 bit."""
     return jax.tree.map(
         lambda *leaves: jnp.asarray(np.stack([np.asarray(leaf, np.float32) for leaf in leaves])), *trees
     )
@@ -113,7 +116,7 @@ def _deployment(point: Point) -> Deployment:
     first, last = _stage(point, point.layouts[0], 0.0), _stage(point, point.layouts[-1], len(point.layouts) - 1.0)
     zero = _row_number(0)
     kv = _row_number(KV.index(point.kv))
-    return Deployment(first, first, first, last, last, kv=kv, link=zero, balanced=np.float32([1.0]))  # type: ignore
+    return Deployment(first, first, first, last, last, kv=kv, kv_tiers=zero, link=zero, balanced=np.float32([1.0]))  # type: ignore
 
 
 def _economy() -> Economy:
@@ -134,33 +137,45 @@ def inputs(points: Sequence[Point]) -> Inputs:
     shared = catalog(
         rows, unit, unit, [links()[LINK]], WEIGHTS, KV, finite[points[0].model], engine(names[0]), _economy()
     )
-    deployments = [_deployment(point) for point in points]
-    stacked: Deployment = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *deployments)
+    each = [_deployment(point) for point in points]
+    deployment: Deployment = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *each)
     return Inputs(
-        stacked,
-        _stack([_workload(point) for point in points]),
-        _stack([finite[point.model] for point in points]),
+        deployment,
+        stacked([_workload(point) for point in points]),
+        stacked([finite[point.model] for point in points]),
         jnp.asarray([names.index(point.stack) for point in points]),
-        _stack([engine(name) for name in names]),
+        stacked([engine(name) for name in names]),
         jnp.asarray([_step_factor(point) for point in points], jnp.float32),
         shared,
+        uncorrected(len(points)),
     )
 
 
-def _one(deployment: Deployment, load: Workload, llm: LLM, number: Array, given: Inputs) -> Predicted:
+def uncorrected(points: int) -> Correction:
+    """The correction that changes nothing."""
+    one = jnp.ones((points, 1))
+    return Correction(one, one, jnp.zeros_like(one))
+
+
+def _one(
+    deployment: Deployment, load: Workload, llm: LLM, number: Array, correction: Correction, given: Inputs
+) -> Predicted:
     own: Engine = jax.tree.map(lambda column: column[number], given.engines)
     own_catalog = dataclasses.replace(given.shared, llm=llm, engine=own)
-    found = performance(resolve(deployment, own_catalog), load, own_catalog)
-    assert load.concurrent_sessions is not None
-    fill = load.concurrent_sessions / found.pools.decode_replicas / most_sequences(found.pools, load)
+    resolved = dataclasses.replace(resolve(deployment, own_catalog), correction=correction)
+    found = performance(resolved, load, own_catalog)
+    running = found.point.state.batch
+    if load.concurrent_sessions is not None:
+        running = load.concurrent_sessions / found.pools.decode_replicas
+    fill = running / most_sequences(found.pools, load)
     excess = jnp.maximum(found.violations.weights, found.violations.kv_cache)
     return Predicted(found.latency.ttft_mean_s[0], found.latency.tpot_mean_s[0], fill[0], excess[0])
 
 
 def predict(given: Inputs) -> Predicted:
     """TTFT and TPOT of every point, traced."""
-    each = jax.vmap(_one, in_axes=(0, 0, 0, 0, None))
-    found = each(given.deployment, given.workload, given.llm, given.engine, given)
+    each = jax.vmap(_one, in_axes=(0, 0, 0, 0, 0, None))
+    found = each(given.deployment, given.workload, given.llm, given.engine, given.correction, given)
     return found._replace(tpot_s=found.tpot_s * given.step_factor)
 
 

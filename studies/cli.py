@@ -23,6 +23,10 @@ app = typer.Typer(
 
 NOTHING, BAD_INPUT, OUR_FAULT, INTERRUPTED = 1, 2, 3, 130
 
+LocalOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Corrections that `calibrate --local` measured on your system.")
+]
+
 
 @app.command()
 def run(
@@ -34,6 +38,7 @@ def run(
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL (default: in memory).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search and of the simulations.")] = None,
     verify: Annotated[bool | None, typer.Option(help="Simulate the candidates that matter (default: yes).")] = None,
+    local: LocalOption = None,
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
     from breakeven.studies.console import progress_bar, screen, show_result
@@ -44,6 +49,8 @@ def run(
 
     options = {"method": search, "trials": trials, "seed": seed, "verify": verify}
     changes = [*(set_ or []), *[f"search.{k}={v}" for k, v in options.items() if v is not None]]
+    if local is not None:
+        changes.append(f"local={local.resolve()}")
     loaded = Study.load(study_path(study), changes)
     folder = writable(out or default_folder(study))
     remember_compiled()
@@ -106,6 +113,7 @@ def explain(
     deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT.yaml|DIR[:row]", help="What to explain.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     against: Annotated[str | None, typer.Option(metavar="BASELINE", help="Show it beside another deployment.")] = None,
+    local: LocalOption = None,
 ) -> int:
     """Show one deployment term by term: time, memory, utilization, money, and where the numbers come from."""
     import json
@@ -115,7 +123,7 @@ def explain(
     from breakeven.studies.explain import explain as explain_deployment
     from breakeven.studies.run import remember_compiled
 
-    deployed = read_deployment(deployment)
+    deployed = read_deployment(deployment, local)
     baseline = read_deployment(against) if against else None
     remember_compiled()
     found = explain_deployment(deployed)
@@ -138,6 +146,7 @@ def simulate(
     warmup: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of the time that is not measured.")] = 0.3,
     out: Annotated[Path | None, typer.Option(help="Write calls.parquet and latency.png into this folder.")] = None,
     perfetto: Annotated[Path | None, typer.Option(metavar="OUT.json", help="Write a Chrome trace.")] = None,
+    local: LocalOption = None,
 ) -> int:
     """Play one deployment forward, call by call, and show what it does beside what the model predicts."""
     from breakeven.studies.console import screen, show_simulation
@@ -146,7 +155,7 @@ def simulate(
     from breakeven.studies.simulate import calls_frame, simulate_deployment
     from breakeven.studies.trace import write_trace
 
-    deployed = read_deployment(deployment)
+    deployed = read_deployment(deployment, local)
     folder = writable(out) if out else None
     if perfetto:
         writable(perfetto.parent)
@@ -227,6 +236,9 @@ def validate(
     out: Annotated[Path | None, typer.Option(metavar="PRED.csv", help="Write predictions beside measurements.")] = None,
     labels: LabelsOption = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the tables as Markdown.")] = None,
+    local_points: Annotated[
+        int, typer.Option(min=0, max=100, help="Correct each deployment by so many of its points; judge the others.")
+    ] = 0,
 ) -> int:
     """Predict measured serving points: errors by metric, model, system, backend, mode and concurrency."""
     from breakeven.studies.accuracy import markdown as tables_of
@@ -236,7 +248,7 @@ def validate(
     from breakeven.studies.validate import validate as validate_points
 
     remember_compiled()
-    table = validate_points(measured, labels)
+    table = validate_points(measured, labels, local_points)
     if out is not None:
         _write(table.to_csv(index=False, float_format="%.6g"), out, "--out")
     if markdown is not None:
@@ -256,19 +268,32 @@ def _write(text: str, path: Path, option: str) -> None:
 @app.command()
 def calibrate(
     measured: Annotated[
-        list[Path],
-        typer.Argument(metavar="KERNELS...|MEASURED.csv", help="Tables of kernels or their folder; or serving points."),
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="KERNELS...|MEASURED.csv",
+            help="Tables of kernels or their folder; or serving points; with --local, the deployment's file.",
+        ),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write kernels.toml or engines.toml there, and a table of errors.")
+        Path | None,
+        typer.Option(help="Folder for kernels.toml or engines.toml, and errors; with --local, the file (local.yaml)."),
     ] = None,
     labels: LabelsOption = None,
     folds: Annotated[int, typer.Option(help="Folds of (model, accelerator) combinations; 0: each on its own.")] = 0,
+    local: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="MY.csv", help="Points measured on your own system: correct its deployment; repeatable."),
+    ] = None,
 ) -> int:
     """Fit curves of operators to measured kernels, or what engines add to measured serving points.
 
-    The latter fit keeps the curves as they are and is judged on (model, accelerator) combinations left out.
+    The latter fit keeps the curves as they are and is judged on (model, accelerator) combinations left out. With
+    --local, one deployment is corrected by a few points measured on it.
     """
+    if local:
+        return _calibrate_local(local, measured or [], out or Path("local.yaml"))
+    if not measured:
+        raise InputError("KERNELS...|MEASURED.csv", None, "is required: tables of kernels, or measured serving points")
     from breakeven.studies.accuracy import calibration_markdown, kernels_markdown, show_calibration, show_kernels
     from breakeven.studies.calibrated import calibrate as fit_points
     from breakeven.studies.console import screen
@@ -293,6 +318,24 @@ def calibrate(
         fitted.save(folder)
         _write(calibration_markdown(fitted), folder / "left_out.md", "--out")
     show_calibration(fitted, screen())
+    return 0
+
+
+def _calibrate_local(files: list[Path], deployment: list[Path], out: Path) -> int:
+    from breakeven.studies.console import screen
+    from breakeven.studies.deployment_file import read_deployment
+    from breakeven.studies.local_file import local_yaml
+    from breakeven.studies.localize import calibrate_local, show_local
+    from breakeven.studies.run import remember_compiled
+
+    if len(deployment) > 1:
+        raise InputError("DEPLOYMENT.yaml", str(deployment[1]), "one deployment's file at most")
+    deployed = read_deployment(str(deployment[0])) if deployment else None
+    remember_compiled()
+    found = calibrate_local(files, deployed)
+    show_local(found, screen())
+    _write(local_yaml(found.corrections), out, "--out")
+    typer.echo(f"Written: {out}; explain, simulate and run take it as --local {out}")
     return 0
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from breakeven.models.hardware import accelerator
+from breakeven.models.hardware import accelerator, link
 from breakeven.models.inputs import InputError, known_fields, pick
+from breakeven.models.tiers import stack
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.spaces.space import POOL_FIELDS
 from breakeven.studies.recorded import is_file
@@ -27,6 +28,7 @@ _JUDGED_BY = (
     "about",
     "llm",
     "engine",
+    "local",
     "workload",
     "load",
     "arrivals",
@@ -37,7 +39,8 @@ _JUDGED_BY = (
     "power",
     "economics",
 )
-_JOINT = ("topology", "kv", "link", "routing")
+_JOINT = ("topology", "kv", "kv_tiers", "link", "routing")
+_DEFINED = ("accelerators", "links", "kv_tiers")
 _EXPECTED = ("expected_cost_per_hour_usd", "expected_slo_attainment")
 
 
@@ -67,6 +70,8 @@ def anchored(data: Mapping[str, Any], file: str) -> dict[str, Any]:
         out["workload"] = {k: absolute(v) if k in files else v for k, v in workload.items()}
     elif is_file(workload):
         out["workload"] = absolute(workload)
+    if "local" in out:
+        out["local"] = absolute(out["local"])
     if isinstance(out.get("prices"), dict) and "skypilot" in out["prices"]:
         out["prices"]["skypilot"] = absolute(out["prices"]["skypilot"])
     return out
@@ -86,7 +91,7 @@ def choices(row: Mapping[str, Any]) -> dict[str, Any]:
     phases = ("prefill", "decode") if len(topology.pools) > 1 else ("prefill",)
     found: dict[str, Any] = {"topology": topology.name}
     found |= {name: pool(phase) for name, phase in zip(topology.pools, phases, strict=True)}
-    found |= {"kv": row["kv"], "routing": row["routing"]}
+    found |= {"kv": row["kv"], "kv_tiers": row["kv_tiers"], "routing": row["routing"]}
     return found | ({"link": row["link"]} if len(topology.pools) > 1 else {})
 
 
@@ -103,9 +108,9 @@ def deployment_yaml(study: Study, row: Mapping[str, Any]) -> str:
 
 
 def _definitions(space: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Accelerators and links that the study itself defines, anywhere in its space."""
+    """Accelerators, links and tiers of KV cache that the study itself defines, anywhere in its space."""
     pools = [space, *[space.get(role) or {} for role in ("shared", "prefill", "decode")]]
-    found: dict[str, list[Any]] = {"accelerators": [], "links": []}
+    found: dict[str, list[Any]] = {kind: [] for kind in _DEFINED}
     for pool in pools:
         for kind, rows in found.items():
             given = pool.get(kind) or []
@@ -123,7 +128,8 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
     topology = TOPOLOGIES[name]
     known_fields(deployment, (*_JOINT, *topology.pools, *_EXPECTED), "deployment")
     own = {accelerator(spec).id: spec for spec in definitions.get("accelerators", [])}
-    links = {spec.get("name", spec.get("like")): spec for spec in definitions.get("links", [])}
+    links = {link(spec).id: spec for spec in definitions.get("links", [])}
+    tiers = {stack(spec).id: spec for spec in definitions.get("kv_tiers", [])}
     space: dict[str, Any] = {"topologies": [name]}
     for pool in topology.pools:
         given = deployment.get(pool)
@@ -134,9 +140,14 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
         kind = given.get("accelerator")
         chosen["accelerators"] = [own.get(kind, kind) if isinstance(kind, str) else kind]
         space["shared" if pool == "pool" else pool] = chosen
-    for key, field in (("kv", "kv"), ("routing", "routing"), ("link", "links")):
+    for key, field, own_rows in (
+        ("kv", "kv", {}),
+        ("kv_tiers", "kv_tiers", tiers),
+        ("routing", "routing", {}),
+        ("link", "links", links),
+    ):
         if key in deployment:
-            space[field] = [links.get(deployment[key], deployment[key])] if key == "link" else deployment[key]
+            space[field] = [own_rows.get(deployment[key], deployment[key])]
     data = {key: value for key, value in judged.items() if key in _JUDGED_BY}
     if isinstance(data.get("catalog"), Mapping):
         kinds = [deployment[pool].get("accelerator") for pool in topology.pools]
@@ -160,7 +171,7 @@ def _from_file(path: Path) -> Deployed:
         judged = data.get("study")
         if not isinstance(judged, Mapping):
             raise InputError("study", judged, "a mapping: llm, workload, load, slo")
-        definitions = {kind: judged.get(kind) or [] for kind in ("accelerators", "links")}
+        definitions = {kind: judged.get(kind) or [] for kind in _DEFINED}
         known_fields(judged, (*_JUDGED_BY, *definitions), "study")
         study = _single(data.get("deployment"), {"name": path.stem, **judged}, definitions, str(path))
     except InputError as error:
@@ -200,8 +211,19 @@ def _from_row(folder: Path, row: str) -> Deployed:
     return Deployed(study, f"{folder}:{row}")
 
 
-def read_deployment(target: str) -> Deployed:
-    """The deployment that `DEPLOYMENT.yaml`, `DIR` (its best) or `DIR:row` (of its front) names."""
+def read_deployment(target: str, local: Path | None = None) -> Deployed:
+    """The deployment that `DEPLOYMENT.yaml`, `DIR` (its best) or `DIR:row` (of its front) names.
+
+    `local` is a file of corrections that it takes in place of the one it may name.
+    """
+    found = _read_deployment(target)
+    if local is None:
+        return found
+    study = found.study
+    return Deployed(Study.parse({**study.data, "local": str(local.resolve())}, study.file), found.title)
+
+
+def _read_deployment(target: str) -> Deployed:
     path = Path(target)
     if path.is_dir():
         read_record(path)

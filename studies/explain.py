@@ -8,6 +8,7 @@ import numpy as np
 
 from breakeven.models.attainment import attain
 from breakeven.models.kernel_curves import extrapolated, sources
+from breakeven.models.local import Correction
 from breakeven.models.performance import Performance, performance
 from breakeven.models.tables import resolve
 from breakeven.optimizer.evaluator import Evaluator
@@ -69,6 +70,8 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
         "load": _load(row, study),
         "sources": _sources(study) | _extrapolated(resolved, found, study),
     }
+    if resolved.correction is not None:
+        sections["local calibration"] = _local(study, resolved.correction)
     return Explanation(title, sections)
 
 
@@ -105,6 +108,7 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
         "waiting_s": _number(latency.wait.average_s),
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
         "KV transfer_s": transfer,
+        **_tiers(found, row),
         "handling of the request_s": _number(found.pools.request_s),
         "first tokens on their way out_s": _number(latency.first_chunk_s),
         "prefixes evicted": 1.0 - row["cache_hit"],
@@ -112,6 +116,16 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
             found.pools.missed_latency_s - found.pools.prefill_latency_s
         ),
         "prefill stretched by decodes that ride along": _number(point.stretch),
+    }
+
+
+def _tiers(found: Performance, row: dict[str, Any]) -> Section:
+    """What the tiers of KV cache below HBM do for a call; nothing where there are none."""
+    if found.pools.reload is None or row["kv_tiers"] == "none":
+        return {}
+    return {
+        "prefixes read back from tiers": row["cache_reload"],
+        "of it waiting, reading a prefix back_s": _number(found.reload.mean_s),
     }
 
 
@@ -182,6 +196,16 @@ def _load(row: dict[str, Any], study: Study) -> Section:
         "of it new, prefix held, tokens": float(np.asarray(w.resident.mean_tokens)),
         "output of a call, tokens": float(np.asarray(w.mean_output)),
     }
+
+
+def _local(study: Study, applied: Correction) -> Section:
+    """What was measured on the user's own system, and what of it applies here."""
+    out: Section = {
+        "decode steps, times": _number(applied.decode_factor),
+        "prefill, times": _number(applied.prefill_factor),
+        "added to TTFT_s": _number(applied.first_token_s),
+    }
+    return out | {one.where(): f"{one.words()} ({one.measured})" for one in study.local}
 
 
 def _sources(study: Study) -> Section:

@@ -26,6 +26,15 @@ REQUIRED = (
 NUMBERS = ("isl", "osl", "silicon_ttft_ms", "silicon_tpot_ms")
 
 
+def is_table_of_points(path: str | Path) -> bool:
+    """Whether the file's first line names the columns of measured points."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return {"model_path", "silicon_tpot_ms"} <= set(file.readline().strip().split(","))
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 def read_table(path: str | Path) -> pd.DataFrame:
     """The rows of a CSV of measured points; InputError where it is none."""
     try:

@@ -70,6 +70,7 @@ class SpaceChoices(PoolChoices):
 
     topologies: Names = Field(default_factory=lambda: list(TOPOLOGIES))
     kv: Names = "bf16"
+    kv_tiers: Named = "none"
     links: Named = "ib-ndr-400"
     routing: Names = "affinity"
     shared: PoolChoices = PoolChoices()
@@ -192,6 +193,7 @@ class StudyFile(_Strict):
     about: str = ""
     llm: str | dict[str, Any]
     engine: str | dict[str, Any] = "vllm"
+    local: str | None = None  # corrections that `calibrate --local` wrote
     workload: str | dict[str, Any]
     load: Load | Literal["max"]
     arrivals: Literal["poisson"] | Arrivals = "poisson"

@@ -22,6 +22,7 @@ from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownersh
 from breakeven.models.prices import Prices, read_skypilot
 from breakeven.models.sessions import SessionSpec, sample_sessions, session_spec
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
+from breakeven.models.tiers import stack
 from breakeven.models.topology import TOPOLOGIES
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
@@ -35,6 +36,7 @@ from breakeven.spaces.space import (
     build_space,
     first_broken_rule,
 )
+from breakeven.studies.local_file import Corrected, applicable, as_arrays, read_local
 from breakeven.studies.recorded import Recorded, recorded, workload_fields
 from breakeven.studies.schema import (
     BoundFields,
@@ -159,7 +161,8 @@ class Study:
         links = [self._row(link, spec, f"space.links.{i}", changes) for i, spec in enumerate(_listed(space.links))]
         for key in changes:
             pick(f"links.{key}", key, [row.id for row in links])
-        return Names(self.accelerators, tuple(links), weights, kv)
+        tiers = [stack(spec, f"space.kv_tiers.{i}") for i, spec in enumerate(_listed(space.kv_tiers))]
+        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers))
 
     def _pool_domain(self, role: str) -> PoolDomain:
         space = self.written.space
@@ -190,6 +193,7 @@ class Study:
             decode=self._pool_domain("decode"),
             kv=_unique(_listed(choices.kv)),
             links=_unique([row.id for row in self.names.links]),
+            kv_tiers=_unique([row.id for row in self.names.tiers]),
             routing=_unique(_listed(choices.routing)),
         )
         space = build_space(domains, self.names, self.architecture)
@@ -216,7 +220,26 @@ class Study:
             self._engine(),
             self._economy(),
             [0.0 if bill is None else bill.electricity for bill in self.bills],
+            self.names.tiers,
+            as_arrays(self.local, self.names) if self.local else None,
         )
+
+    @property
+    def engine_name(self) -> str:
+        """The engine of the catalogue that the study's is, or is like."""
+        spec = self.written.engine
+        return spec if isinstance(spec, str) else str(spec.get("like", "vllm"))
+
+    @cached_property
+    def local(self) -> tuple[Corrected, ...]:
+        """The corrections measured locally that apply to the study; none if it names no file of them."""
+        if self.written.local is None:
+            return ()
+        path = Path(self.file).parent / self.written.local
+        try:
+            return applicable(read_local(path), self.architecture.name, self.engine_name, self.names)
+        except InputError as error:
+            raise error.inside(file=str(path)) from None
 
     def _engine(self) -> Engine:
         spec = self.written.engine
@@ -224,7 +247,7 @@ class Study:
             return engine(spec)
         known_fields(spec, ("like", *Engine.__dataclass_fields__), "engine")
         own = {k: number(f"engine.{k}", v, 0.0, 1e12) for k, v in spec.items() if k != "like"}
-        return engine(spec.get("like", "vllm"), own)
+        return engine(self.engine_name, own)
 
     @cached_property
     def prices_usd_per_hour(self) -> tuple[float, ...]:

@@ -15,19 +15,50 @@ import numpy as np
 import pandas as pd
 
 from breakeven.studies.benchmark import inputs, predict_jitted
+from breakeven.studies.local_calibration import deployments, fit_local, spread_choice, times_of
 from breakeven.studies.measured import LACKING, UNKNOWN_DRAFT, Point
 from breakeven.studies.measured_files import read_points
 
 BAND = (0.7, 1.4)  # concurrency over capacity where a prediction of TTFT is a coin's toss
 CONCURRENCY = (0, 4, 16, 64, 256, np.inf)
 NO_ROOM = "the weights or one sequence do not fit into the memory by this model"
+SPENT = "its deployment was corrected by it"
 GROUPS = ("mode", "speculation", "model", "system", "backend", "concurrency")
 METRICS = ("ttft", "tpot")
 
 
-def validate(path: str | Path, labels: str | Path | None = None) -> pd.DataFrame:
-    """One row per row of the file: id, predicted and measured milliseconds, why it is excluded, and its groups."""
-    return predictions(read_points(path, labels))
+def validate(path: str | Path, labels: str | Path | None = None, local_points: int = 0) -> pd.DataFrame:
+    """One row per row of the file: id, predicted and measured milliseconds, why it is excluded, and its groups.
+
+    With `local_points`, each deployment is first corrected by that many of its own points, and judged on the others.
+    """
+    points = read_points(path, labels)
+    table = predictions(points)
+    return corrected_locally(table, points, local_points) if local_points else table
+
+
+def corrected_locally(table: pd.DataFrame, points: Sequence[Point], each: int) -> pd.DataFrame:
+    """The table of `predictions` with the predictions of corrected deployments; what corrected them counts no more."""
+    counts = table["excluded"].to_numpy() == ""
+    leads = {points[i].measurement: i for i in reversed(np.flatnonzero(counts).tolist())}
+    if not leads:
+        return table
+    used = [points[i] for i in leads.values()]
+    number = deployments(used)
+    chosen = spread_choice(used, number, each)
+    measured_ms = np.array([[p.ttft_ms, p.tpot_ms] for p in used])
+    found = fit_local(times_of(inputs(used)), measured_ms, number, chosen)
+    served = np.isin(number, number[chosen])
+    row = {point.measurement: k for k, point in enumerate(used)}
+    table = table.copy()
+    for i in np.flatnonzero(counts).tolist():
+        k = row[points[i].measurement]
+        table.loc[i, ["ttft_ms", "tpot_ms"]] = 1e3 * found.times_s[k]
+        if chosen[k] or not served[k]:
+            table.loc[i, "excluded"] = SPENT if chosen[k] else f"its deployment has no more than {each} points"
+    for name in METRICS:
+        table[f"{name}_ratio"] = table[f"{name}_ms"] / table[f"measured_{name}_ms"]
+    return table
 
 
 def predictions(points: Sequence[Point]) -> pd.DataFrame:

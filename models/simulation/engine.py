@@ -33,6 +33,8 @@ from breakeven.models.simulation.state import (
     OPENING,
     PASS,
     PREFILLED,
+    READ,
+    RELOADED,
     SPLIT,
     TRANSFERRED,
     Plan,
@@ -115,7 +117,7 @@ def _end_on(plan: Plan, s: State, r: int, c: int, now: float) -> None:
     engine.load -= 1
     engine.reserved -= need
     if engine.prefills:
-        enter_cache(s, call.session, r, need)
+        enter_cache(plan, s, call.session, r, need, now)
     _end(plan, s, c, now)
 
 
@@ -166,10 +168,52 @@ def _arrive(plan: Plan, s: State, c: int, now: float) -> int:
         session.where = r
     call.prefill_engine = r
     s.engines[r].load += 1
+    level = _level(plan, s, c, r)
+    if level > 0:
+        _read_back(plan, s, c, level, now)
+    else:
+        _wait(plan, s, c, now)
+    return r
+
+
+@compiled
+def _wait(plan: Plan, s: State, c: int, now: float) -> None:
+    """Put a call into the queue of its engine, which stops to look at it."""
+    r = s.calls[c].prefill_engine
     enqueue(s, r, c)
     if plan.mode != SPLIT:
         _cut(s, r, now)
-    return r
+
+
+@compiled
+def _level(plan: Plan, s: State, c: int, r: int) -> int:
+    """Where engine `r` finds the cache of a call's session: 0 in HBM, k in its k-th tier, -1 nowhere any more.
+
+    What any engine holds was written through to the tier that they share, if there is one.
+    """
+    call = s.calls[c]
+    session = s.sessions[call.session]
+    if not session.cached or call.arrival_s - session.since_s > plan.cache_ttl_s:
+        return -1
+    if session.where == r:
+        return session.level
+    for k in range(plan.levels):
+        if plan.tiers[k].shared:
+            return k + 1
+    return -1
+
+
+@compiled
+def _read_back(plan: Plan, s: State, c: int, level: int, now: float) -> None:
+    """Read a call's prefix from a tier; reads of an engine from one tier follow one another."""
+    call = s.calls[c]
+    tier, cache = plan.tiers[level - 1], s.caches[level, call.prefill_engine]
+    leave_cache(plan, s, call.session)
+    taken_s = tier.latency_s + tier.token_s * max(call.prompt - call.hit_tokens - call.shared, 0.0)
+    start_s = max(now, cache.free_s)
+    cache.free_s = start_s + taken_s / tier.paths
+    call.found = READ
+    push_event(s, start_s + taken_s, RELOADED, c, 0)
 
 
 @compiled
@@ -191,11 +235,15 @@ def _begin(plan: Plan, s: State, r: int, c: int, now: float) -> bool:
     if not _admits(plan, s, r, need, plan.mode != SPLIT):
         return False
     session = s.sessions[call.session]
-    held = session.cached and session.where == r
+    level = _level(plan, s, c, r)
+    held = call.found == READ or level >= 0
+    if call.found != READ:
+        # What moved down a tier while the call waited was read back meanwhile.
+        kept = READ if level > 0 else HIT
+        call.found = kept if held else (OPENING if call.first else MISSED)
     if session.cached:
-        leave_cache(s, call.session)
+        leave_cache(plan, s, call.session)
     session.where = r
-    call.found = HIT if held else (OPENING if call.first else MISSED)
     call.left = call.hit_tokens if held else call.missed_tokens
     call.position = call.prompt - call.left
     call.begun, call.prefill_start_s = True, now
@@ -391,7 +439,7 @@ def _transferred(plan: Plan, s: State, c: int, now: float) -> int:
     call = s.calls[c]
     own = call.prompt - call.shared
     s.engines[call.prefill_engine].reserved -= own
-    enter_cache(s, call.session, call.prefill_engine, own)
+    enter_cache(plan, s, call.session, call.prefill_engine, own, now)
     r = least_loaded(s, plan.prefill_engines, plan.decode_engines, (call.tie * 977.0) % 1.0)
     call.decode_engine = r
     if call.output <= 1.0:
@@ -435,6 +483,9 @@ def _take(plan: Plan, s: State, kind: int, index: int, now: float) -> None:
     elif kind == TRANSFERRED:
         r = _transferred(plan, s, index, now)
         _work(plan, s, s.calls[index].prefill_engine, now)  # its cache has room again
+    elif kind == RELOADED:
+        r = s.calls[index].prefill_engine
+        _wait(plan, s, index, now)
     else:
         r = _arrive(plan, s, index, now)
     _work(plan, s, r, now)
@@ -454,7 +505,7 @@ def _stamped(stamp: str) -> Any:
         clock, events, started = s.clock[0], s.events, 0
         for i in range(len(warm)):
             session = s.sessions[warm[i]]
-            enter_cache(s, warm[i], session.home, session.tokens)
+            enter_cache(plan, s, warm[i], session.home, session.tokens, session.since_s)
         for r in range(plan.prefill_engines):
             make_room(plan, s, r)
         while True:

@@ -8,22 +8,27 @@ import numpy as np
 from jax import Array
 
 from breakeven.models.memory import pool_memory
-from breakeven.models.performance import kv_transfer_s
-from breakeven.models.simulation.state import CHUNKED, COLOCATED, SPLIT, Plan, Speed
-from breakeven.models.steps import Coefficients, attention_coefficients, ffn_coefficients
+from breakeven.models.performance import StageCoefficients, coefficients, kv_transfer_s, pools, request_s
+from breakeven.models.reload import Reload, prefix_tokens
+from breakeven.models.simulation.state import CHUNKED, COLOCATED, NO_TIER, SPLIT, Plan, Speed, TierPlan
 from breakeven.models.tables import Catalog, Resolved
+from breakeven.models.tiers import LEVELS
 from breakeven.models.workload import Workload
 
 
 class Machines(NamedTuple):
     """Candidates, each leaf of shape (n,)."""
 
-    prefill: tuple[Coefficients, Coefficients]  # attention, feed-forward
-    decode: tuple[Coefficients, Coefficients]
+    prefill: StageCoefficients
+    decode: StageCoefficients
     prefill_capacity: Array  # tokens of one engine
     decode_capacity: Array
     link_latency_s: Array
     link_token_s: Array
+    request_s: Array
+    first_chunk_s: Array  # at most 0: what a measured constant of TTFT takes from the time to the first chunk
+    reload: Reload | None
+    reload_tokens: Array  # of a continued call's prefix, mean
 
 
 class Window(NamedTuple):
@@ -46,12 +51,14 @@ def machines(resolved: Resolved, workload: Workload, catalog: Catalog) -> Machin
     times = kv_transfer_s(resolved, catalog, jnp.broadcast_to(context, (kv.shape[0], 2)))
     per_token = (times[:, 1] - times[:, 0]) / (context[0, 1] - context[0, 0])
     return Machines(
-        (attention_coefficients(p, llm, engine, kv), ffn_coefficients(resolved.prefill_ffn, llm, engine)),
-        (attention_coefficients(d, llm, engine, kv), ffn_coefficients(resolved.decode_ffn, llm, engine)),
+        *coefficients(resolved, catalog),
         pool_memory(resolved, p, llm, engine, workload.mean_prompt).capacity_tokens,
         pool_memory(resolved, d, llm, engine, workload.decode_context).capacity_tokens,
         jnp.maximum(times[:, 1] - context[0, 1] * per_token, 0.0),
         per_token,
+        *request_s(resolved, workload, engine),
+        pools(resolved, workload, catalog).reload,
+        prefix_tokens(workload),
     )
 
 
@@ -60,7 +67,7 @@ def _number(leaf: Any, i: int) -> float:
     return float(values[i if len(values) > 1 else 0])
 
 
-def _speed(stages: tuple[Coefficients, Coefficients], choice: Any, catalog: Catalog, i: int) -> Speed:
+def _speed(stages: StageCoefficients, choice: Any, catalog: Catalog, i: int) -> Speed:
     a, f = (jax.tree.map(lambda leaf: _number(leaf, i), stage) for stage in stages)
     llm = catalog.llm
     share = min(_number(llm.experts_active, 0) / max(_number(llm.experts, 0), 1.0), 0.999999)
@@ -89,6 +96,22 @@ def _speed(stages: tuple[Coefficients, Coefficients], choice: Any, catalog: Cata
     )
 
 
+def _tiers(found: Machines, resolved: Resolved, i: int) -> dict[str, Any]:
+    """Fields of a plan: the tiers that candidate `i` uses."""
+    if found.reload is None or resolved.tiers is None:
+        return {}
+    used = []
+    for k in range(LEVELS):
+        capacity = float(found.reload.capacity_tokens[i, k])
+        if capacity > 0.0:
+            latency_s, mean_s = float(resolved.tiers.latency_s[i, k]), float(found.reload.mean_s[i, k])
+            token_s = (mean_s - latency_s) / _number(found.reload_tokens, 0)
+            shared = bool(found.reload.shared[i, k] > 0.5)
+            used.append(TierPlan(capacity, shared, latency_s, token_s, float(found.reload.paths[i])))
+    a, b, c = [*used, *[NO_TIER] * (LEVELS - len(used))]
+    return {"levels": len(used), "tiers": (a, b, c)}
+
+
 def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catalog, window: Window, i: int = 0) -> Plan:
     """Candidate `i` of a batch, ready to be played."""
     p, d = resolved.prefill_attention.choice, resolved.decode_attention.choice
@@ -105,9 +128,7 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         prefill_capacity=_number(found.prefill_capacity, i),
         decode_capacity=_number(found.decode_capacity, i),
         shared_prefix=_number(workload.shared_prefix_tokens, 0),
-        request_s=_number(catalog.engine.request_s, 0)
-        + _number(catalog.engine.request_token_s, 0) * _number(workload.mean_prompt, 0)
-        + (_number(catalog.engine.handover_s, 0) if split else 0.0),
+        request_s=_number(found.request_s, i),
         link_latency_s=_number(found.link_latency_s, i),
         link_token_s=_number(found.link_token_s, i),
         balanced=_number(resolved.balanced, i) > 0.5,
@@ -117,4 +138,7 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         whole_sessions=window.whole_sessions,
         log_start_s=window.log_start_s,
         first_chunk_steps=_number(catalog.engine.first_chunk_steps, 0),
+        first_chunk_s=_number(found.first_chunk_s, i),
+        cache_ttl_s=_number(workload.cache_ttl_s, 0),
+        **_tiers(found, resolved, i),
     )

@@ -116,45 +116,73 @@ def pop_key(s: State, r: int) -> int:
 
 
 @compiled
-def leave_cache(s: State, session: int) -> None:
-    """Take an idle session out of its engine's cache."""
-    me = s.sessions[session]
-    engine = s.engines[me.where]
-    if me.older >= 0:
-        s.sessions[me.older].newer = me.newer
-    else:
-        engine.oldest = me.newer
-    if me.newer >= 0:
-        s.sessions[me.newer].older = me.older
-    else:
-        engine.newest = me.older
-    me.cached = False
-    engine.idle -= me.tokens
-    if engine.oldest < 0:
-        engine.idle = 0.0
+def _cache_at(plan: Plan, level: int, r: int) -> int:
+    """Column of `State.caches` that engine `r` uses on a level."""
+    if level > 0 and plan.tiers[level - 1].shared:
+        return 0
+    return r
 
 
 @compiled
-def enter_cache(s: State, session: int, r: int, tokens: float) -> None:
-    """Keep an idle session in an engine's cache as the one used last."""
-    me, engine = s.sessions[session], s.engines[r]
-    me.cached, me.where, me.tokens = True, r, tokens
-    me.older, me.newer = engine.newest, -1
-    if engine.newest >= 0:
-        s.sessions[engine.newest].newer = session
+def leave_cache(plan: Plan, s: State, session: int) -> None:
+    """Take an idle session out of the cache it stands in."""
+    me = s.sessions[session]
+    cache = s.caches[me.level, _cache_at(plan, me.level, me.where)]
+    if me.older >= 0:
+        s.sessions[me.older].newer = me.newer
     else:
-        engine.oldest = session
-    engine.newest = session
-    engine.idle += tokens
+        cache.oldest = me.newer
+    if me.newer >= 0:
+        s.sessions[me.newer].older = me.older
+    else:
+        cache.newest = me.older
+    me.cached = False
+    cache.idle -= me.tokens
+    if cache.oldest < 0:
+        cache.idle = 0.0
+
+
+@compiled
+def _keep(plan: Plan, s: State, session: int, level: int) -> None:
+    """Put an idle session into a cache of its engine's as the one used last."""
+    me = s.sessions[session]
+    cache = s.caches[level, _cache_at(plan, level, me.where)]
+    me.cached, me.level = True, level
+    me.older, me.newer = cache.newest, -1
+    if cache.newest >= 0:
+        s.sessions[cache.newest].newer = session
+    else:
+        cache.oldest = session
+    cache.newest = session
+    cache.idle += me.tokens
+
+
+@compiled
+def enter_cache(plan: Plan, s: State, session: int, r: int, tokens: float, now: float) -> None:
+    """Keep a session that falls idle in HBM of engine `r`."""
+    me = s.sessions[session]
+    me.where, me.tokens, me.since_s = r, tokens, now
+    _keep(plan, s, session, 0)
 
 
 @compiled
 def make_room(plan: Plan, s: State, r: int) -> None:
-    """Evict idle sessions, least recently used first, until the engine's cache holds what it must."""
+    """Evict idle sessions, least recently used first, until HBM of the engine holds what it must.
+
+    They move down the tiers, each of which evicts in turn; from the last they are gone.
+    """
     engine = s.engines[r]
-    while engine.oldest >= 0 and engine.idle + engine.reserved + plan.shared_prefix > engine.capacity:
-        leave_cache(s, engine.oldest)
-    engine.peak = max(engine.peak, engine.idle + engine.reserved + plan.shared_prefix)
+    most = engine.capacity - engine.reserved - plan.shared_prefix
+    for level in range(1 + plan.levels):
+        if level > 0:
+            most = plan.tiers[level - 1].capacity
+        cache = s.caches[level, _cache_at(plan, level, r)]
+        while cache.oldest >= 0 and cache.idle > most:
+            session = cache.oldest
+            leave_cache(plan, s, session)
+            if level < plan.levels:
+                _keep(plan, s, session, level + 1)
+    engine.peak = max(engine.peak, s.caches[0, r].idle + engine.reserved + plan.shared_prefix)
 
 
 @compiled

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from breakeven.models.distributions import Floats
 from breakeven.models.simulation.engine import play
-from breakeven.models.simulation.state import HIT, MISSED, Plan, Records, new_state
+from breakeven.models.simulation.state import HIT, MISSED, READ, Plan, Records, new_state
 from breakeven.models.simulation.traffic import Traffic
 
 Flags = NDArray[np.bool_]
@@ -64,10 +64,20 @@ class Simulated:
 
     @property
     def cache_hit(self) -> float:
-        """Share of the continued calls of the window that found their session's context cached."""
+        """Share of the continued calls of the window that found their session's context, in HBM or a tier below."""
+        known = self._continued
+        return float(np.mean(known != MISSED)) if len(known) else 1.0
+
+    @property
+    def cache_reload(self) -> float:
+        """Share of the continued calls of the window that read it back from a tier below HBM."""
+        known = self._continued
+        return float(np.mean(known == READ)) if len(known) else 0.0
+
+    @property
+    def _continued(self) -> Records:
         found = self.calls["found"][self.measured]
-        known = found[(found == HIT) | (found == MISSED)]
-        return float(np.mean(known == HIT)) if len(known) else 1.0
+        return found[(found == HIT) | (found == MISSED) | (found == READ)]
 
     def utilization(self, name: str) -> float:
         """Mean share of the window that an engine spends in `prefill`, `decode` or its `link`, of those that do it."""
@@ -91,7 +101,8 @@ class Simulated:
     def _shown_s(self, first_s: Floats, end_s: Floats, tpot_s: Floats) -> Floats:
         """When the first chunk reaches the user: some decode steps after the first token, at the end at the latest."""
         known_s = np.where(np.isfinite(tpot_s), tpot_s, 0.0)
-        return np.minimum(first_s + self.plan.first_chunk_steps * known_s, end_s)
+        held_s = np.maximum(self.plan.first_chunk_steps * known_s + self.plan.first_chunk_s, 0.0)
+        return np.minimum(first_s + held_s, end_s)
 
     def session_times(self) -> tuple[NDArray[np.int64], Floats]:
         """(rows, seconds) of the sessions that started in the window; infinite where one has not ended."""

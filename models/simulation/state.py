@@ -10,8 +10,8 @@ import numpy as np
 Records = Any  # np.recarray, whose fields are attributes
 
 COLOCATED, CHUNKED, SPLIT = 0, 1, 2  # prefill first; prefill in chunks that ride with decode; pools apart
-PREFILLED, PASS, TRANSFERRED, ARRIVAL = 0, 1, 2, 3  # kinds of event, in the order they are taken at one time
-MISSED, HIT, OPENING = 0, 1, 2  # what a call found in the prefix cache; OPENING: a session's first call
+PREFILLED, PASS, TRANSFERRED, ARRIVAL, RELOADED = 0, 1, 2, 3, 4  # kinds of event, in the order taken at one time
+MISSED, HIT, OPENING, READ = 0, 1, 2, 3  # what a call found of its prefix; OPENING: none yet, READ: in a lower tier
 
 
 class Speed(NamedTuple):
@@ -40,6 +40,19 @@ class Speed(NamedTuple):
     depth: int  # pipeline stages
 
 
+class TierPlan(NamedTuple):
+    """A tier of KV cache below HBM."""
+
+    capacity: float  # tokens, of one engine or of them all
+    shared: bool
+    latency_s: float
+    token_s: float  # of reading one token back into HBM
+    paths: float  # reads an engine does at once
+
+
+NO_TIER = TierPlan(0.0, False, 0.0, 0.0, 1.0)
+
+
 class Plan(NamedTuple):
     """A deployment and its load, as the loop needs them."""
 
@@ -63,6 +76,10 @@ class Plan(NamedTuple):
     whole_sessions: bool  # go on until the sessions that started in the window have ended
     log_start_s: float  # passes that start from here on are logged, as many as fit
     first_chunk_steps: float = 0.0  # decode steps from a call's first token to its first chunk at the user
+    first_chunk_s: float = 0.0  # at most 0: seconds less than that
+    cache_ttl_s: float = np.inf  # idle sessions lose their cache after this
+    levels: int = 0  # tiers of KV cache below HBM
+    tiers: tuple[TierPlan, TierPlan, TierPlan] = (NO_TIER, NO_TIER, NO_TIER)  # nearest first
 
 
 _CALL = [
@@ -97,6 +114,8 @@ _SESSION = [
     ("where", "i8"),  # engine that holds or held its context
     ("measured", "?"),  # it started in the window
     ("cached", "?"),
+    ("level", "i8"),  # where: 0 in HBM, k in the k-th tier below
+    ("since_s", "f8"),  # idle since then
     ("tokens", "f8"),  # of its own, cached while it is idle
     ("older", "i8"),  # neighbours in its engine's order of last use
     ("newer", "i8"),
@@ -113,10 +132,7 @@ _ENGINE = [
     ("batch", "i8"),  # calls that decode
     ("capacity", "f8"),
     ("reserved", "f8"),  # tokens of KV cache of calls in service
-    ("idle", "f8"),  # of idle sessions
     ("peak", "f8"),
-    ("oldest", "i8"),
-    ("newest", "i8"),
     ("context", "f8"),  # tokens that its batch holds
     ("selected", "f8"),  # the same, at most top-k each
     ("growing", "i8"),  # calls of the batch below top-k
@@ -135,6 +151,12 @@ _ENGINE = [
     ("prefill_busy_s", "f8"),  # in the window
     ("decode_busy_s", "f8"),
     ("link_busy_s", "f8"),
+]
+_CACHE = [
+    ("idle", "f8"),  # tokens of idle sessions
+    ("oldest", "i8"),
+    ("newest", "i8"),
+    ("free_s", "f8"),  # when its path has nothing to read any more
 ]
 _EVENT = [("time_s", "f8"), ("kind", "i8"), ("index", "i8"), ("version", "i8")]
 _KEY = [("step", "i8"), ("call", "i8")]  # ~call: from this step on it attends to top-k tokens
@@ -170,6 +192,7 @@ class State(NamedTuple):
     calls: Records
     sessions: Records
     engines: Records
+    caches: Records  # (1 + tiers, engines): idle sessions by last use; a shared tier has one, at engine 0
     keys: Records  # (engines, 2 max_batch + 2)
     events: Records
     log: Records
@@ -198,16 +221,20 @@ def new_state(plan: Plan, calls: Records, sessions: Records, log_rows: int = 0) 
     """An idle deployment before the first call."""
     total = plan.prefill_engines + plan.decode_engines
     engines = records(_ENGINE, total)
-    for name in ("head", "tail", "oldest", "newest", "done"):
+    for name in ("head", "tail", "done"):
         engines[name] = -1
     engines["prefills"] = np.arange(total) < plan.prefill_engines
     engines["decodes"] = np.arange(total) >= (plan.prefill_engines if plan.mode == SPLIT else 0)
     engines["capacity"] = np.where(engines["prefills"], plan.prefill_capacity, plan.decode_capacity)
     engines["peak"] = plan.shared_prefix
+    caches = records(_CACHE, (1 + plan.levels, total))
+    for name in ("oldest", "newest"):
+        caches[name] = -1
     return State(
         calls=calls,
         sessions=sessions,
         engines=engines,
+        caches=caches,
         keys=records(_KEY, (total, 2 * plan.max_batch + 2)),
         events=records(_EVENT, 2 * len(sessions) + 4 * total + 64),  # one a session and engine, and some void ones
         log=records(_LOG, log_rows),

@@ -82,6 +82,7 @@ def traffic(
     calls["tie"] = rng.random(len(calls))
     sessions["home"] = rng.integers(engines, size=len(sessions))
     sessions["tokens"][holding] = np.concatenate([kept[through[live]], ended])
+    sessions["since_s"][holding] = -idle_s
     timed = np.flatnonzero(np.isfinite(start_s))
     starts = timed[np.argsort(start_s[timed], kind="stable")]
     warm = holding[np.argsort(-idle_s, kind="stable")]

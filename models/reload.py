@@ -1,0 +1,73 @@
+"""Reading prefixes back from the tiers of KV cache below HBM: how long it takes, how much it holds, who finds it."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from breakeven.models.llm import LLM
+from breakeven.models.memory import kv_bytes_per_token
+from breakeven.models.steps import kv_shards
+from breakeven.models.tables import Resolved
+from breakeven.models.tiers import TierRows
+from breakeven.models.workload import PrefillNodes, Workload
+
+
+class Reload(NamedTuple):
+    """The tiers of an engine that prefills, nearest first; shapes (n, LEVELS)."""
+
+    capacity_tokens: Array  # of one engine, or of the whole pool where it is shared; 0 where reading takes too long
+    mean_s: Array  # of reading a continued call's prefix
+    second_s2: Array
+    shared: Array
+    paths: Array  # ways an engine reads at once, (n,)
+
+
+def tier_bytes_per_s(tiers: TierRows, nic_bytes_per_s: Array, host_bytes_per_s: Array) -> Array:
+    """What one accelerator reads from each tier, (n, LEVELS): the tier's own rate or the achieved one of its path."""
+    path = jnp.where(tiers.through_nic > 0.5, nic_bytes_per_s[:, None], host_bytes_per_s[:, None])
+    return jnp.minimum(tiers.read_bytes_per_s, tiers.path_efficiency * path)
+
+
+def reload(resolved: Resolved, nodes: PrefillNodes, workload: Workload, llm: LLM, recompute_s: Array) -> Reload | None:
+    """Tiers of each candidate, (n, LEVELS); None where the catalogue has none.
+
+    Every rank that holds a shard of the cache reads it over its own path. `recompute_s` is what computing a lost
+    prefix anew adds to a continued call, mean, (n,): a tier that takes longer is not used.
+    """
+    tiers = resolved.tiers
+    if tiers is None:
+        return None
+    stage = resolved.prefill_attention
+    choice, kv = stage.choice, resolved.kv_bytes_per_element
+    accelerators = choice.tensor_parallel * choice.pipeline_parallel * choice.data_parallel
+    ports = kv_shards(stage, llm) * choice.pipeline_parallel
+    rate = tier_bytes_per_s(tiers, stage.hardware.nic_bytes_per_s, stage.hardware.host_bytes_per_s)
+    size = _own_tokens(nodes, workload) * kv_bytes_per_token(llm, kv[:, None], nodes.context)
+    continued = continued_share(workload)
+    first = jnp.sum(nodes.weight * size, -1) / continued
+    second = jnp.sum(nodes.weight * size**2, -1) / continued
+    pace = 1.0 / (ports[:, None] * rate)
+    mean_s = tiers.latency_s + first[:, None] * pace
+    second_s2 = tiers.latency_s * (2.0 * mean_s - tiers.latency_s) + second[:, None] * pace**2
+    per_token = kv_bytes_per_token(llm, kv, workload.mean_prompt)
+    held = tiers.capacity_bytes * (accelerators / per_token)[:, None]
+    held = held * jnp.where(tiers.shared > 0.5, choice.replicas[:, None], 1.0)
+    quicker = mean_s < recompute_s[:, None]
+    return Reload(jnp.where(quicker, held, 0.0), mean_s, second_s2, tiers.shared, choice.data_parallel)
+
+
+def continued_share(workload: Workload) -> Array:
+    """Share of the calls that continue a session."""
+    return jnp.maximum(1.0 - 1.0 / workload.calls_per_session, 1e-6)
+
+
+def _own_tokens(nodes: PrefillNodes, workload: Workload) -> Array:
+    """Tokens of the session itself that a call finds cached, by node; none in first calls."""
+    return jnp.maximum(nodes.context - nodes.tokens - workload.shared_prefix_tokens, 0.0)
+
+
+def prefix_tokens(workload: Workload) -> Array:
+    """Mean tokens of a continued call's prefix beside what all sessions share."""
+    nodes = workload.resident
+    return jnp.sum(nodes.weight * _own_tokens(nodes, workload)) / continued_share(workload)
