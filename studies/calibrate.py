@@ -4,8 +4,8 @@ Minimises, over x = ln(value / prior) and the log residuals r of TTFT and TPOT,
 
     sum rho(r / scale) + strength sum (x / sd)^2 / 2,      rho(z) = sqrt(1 + z^2) - 1
 
-by Gauss-Newton steps over finite differences: all points evaluate in a tenth of a second. What may move and how far is data
-(calibration.toml). Fits are judged on (model, accelerator) combinations they never saw.
+by Gauss-Newton steps over finite differences: all points evaluate in a tenth of a second. What may move and how far
+is data (calibration.toml). Fits are judged on (model, accelerator) combinations they never saw.
 """
 
 import dataclasses
