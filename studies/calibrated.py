@@ -81,18 +81,19 @@ def calibrate(points: Sequence[Point], folds: int = 0) -> Calibration:
     used = usable(points)
     given = inputs(used)
     start = predict_jitted(with_priors(given))
-    fill = np.asarray(start.fill, float)
     fits = np.asarray(start.excess) <= 0.0
+    used = [point for point, room in zip(used, fits, strict=True) if room]
+    given, fill = inputs(used), np.asarray(start.fill, float)[fits]
     moved = parameters("engine")
     task = problem(used, moved, given=with_priors(given))
-    weight = np.repeat((fits & (fill < SETTINGS["most_fill"])).astype(float)[:, None], 2, axis=1)
+    weight = np.repeat((fill < SETTINGS["most_fill"]).astype(float)[:, None], 2, axis=1)
     x = fit(task, weight)
     unseen = left_out(task, used, weight, x, folds)
     values = np.array([p.prior for p in moved]) * np.exp(x)
     base = with_values(with_priors(given), moved, values)
     memory = parameters("memory")
     room = problem(used, memory, given=base)
-    y = fit(room, np.repeat((fits & (fill >= SETTINGS["most_fill"])).astype(float)[:, None], 2, axis=1))
+    y = fit(room, np.repeat((fill >= SETTINGS["most_fill"]).astype(float)[:, None], 2, axis=1))
     everything = np.concatenate([values, np.array([p.prior for p in memory]) * np.exp(y)])
     return Calibration(tuple(used), moved + memory, everything, fill, room.residuals(y), unseen)
 

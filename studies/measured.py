@@ -211,7 +211,8 @@ def _year(row: Row) -> int:
 def _stack(row: Row, engine: str, model: str, layouts: tuple[Layout, ...], internal: bool) -> str:
     """The engine's era or mode.
 
-    SGLang's API took far longer before 0.5.9. vLLM 0.12 ran expert models at 50 ms a token whatever the load: eagerly.
+    SGLang's API took far longer before 0.5.9; its split deployments have another front end. vLLM 0.12 ran expert models
+    at 50 ms a token whatever the load: eagerly.
     InferenceX runs TensorRT-LLM with stream intervals of its own per model and workload: the first chunk of DeepSeek
     comes after 8 to 12 steps, that of Llama-70B after 20 to 22 at 1k/1k on up to four accelerators and after 3 to 5
     in every other set-up, alike on H200 and B200.
@@ -223,7 +224,7 @@ def _stack(row: Row, engine: str, model: str, layouts: tuple[Layout, ...], inter
         short = row["isl"] < 2000 and row["osl"] < 2000 and all(x.accelerators <= 4 for x in layouts)
         if model == "llama-3.1-70b" and short:
             return "tensorrt-llm-stream20"
-    if engine == "sglang" and (year == 2025 or (0, 0) < version < (0, 5, 9)):
+    if engine == "sglang" and row["mode"] == "agg" and (year == 2025 or (0, 0) < version < (0, 5, 9)):
         return "sglang-2025"
     if engine == "vllm" and (0, 12) <= version < (0, 13) and model and llms()[model].moe:
         return "vllm-eager"
