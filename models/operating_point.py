@@ -324,8 +324,15 @@ def _prefill_mates(
 
 def decode_utilization(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM) -> Array:
     """Share of the decode engine's time that its load needs at its largest batch, prefill in the pool included."""
+    return decode_load(pools, workload, llm, point.decode_rate, point.prefill_share, point.chunk_rate)
+
+
+def decode_load(
+    pools: Pools, workload: Workload, llm: LLM, decode_rate: Array, prefill_share: Array, chunk_rate: Array
+) -> Array:
+    """`decode_utilization` at a rate of calls per engine, beside a share of prefill and chunks per second."""
     most = most_sequences(pools, workload)
     full_s = decode_step_at(pools, llm, most, workload.decode_context).total_s
-    riding = point.chunk_rate * most
-    tokens = jnp.maximum(point.decode_rate * workload.mean_steps - riding, 0.0)
-    return point.prefill_share + tokens * full_s / most
+    riding = chunk_rate * most
+    tokens = jnp.maximum(decode_rate * workload.mean_steps - riding, 0.0)
+    return prefill_share + tokens * full_s / most

@@ -53,6 +53,15 @@ class Prefill(NamedTuple):
     terms: StepTime  # of the mean call that finds its prefix, (n,)
 
 
+class Busy(NamedTuple):
+    """Utilizations of prefill and decode engines, of the link and of the path to the KV tiers, shapes (n,)."""
+
+    prefill: Array
+    decode: Array
+    link: Array
+    tiers: Array
+
+
 class Violations(NamedTuple):
     """Relative excess over each limit, shapes (n,): feasible where all are <= 0."""
 
@@ -211,7 +220,7 @@ def request_s(resolved: Resolved, workload: Workload, engine: Engine) -> tuple[A
     return jnp.maximum(moved, 0.0), jnp.minimum(moved, 0.0)
 
 
-def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill, PrefillNodes]:
+def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill, PrefillNodes]:
     """Everything the load does not change."""
     llm, engine = catalog.llm, catalog.engine
     p, d = resolved.prefill_attention, resolved.decode_attention
@@ -268,7 +277,7 @@ def _build(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Po
 
 def pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> Pools:
     """The pools of each candidate, before any load."""
-    return _build(resolved, workload, catalog)[0]
+    return build_pools(resolved, workload, catalog)[0]
 
 
 def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tuple[Array, State, Array]:
@@ -405,7 +414,7 @@ def _latency(
 
 def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:
     """Latency distributions, utilizations, fleet and violated limits of each candidate, shapes (n, ...)."""
-    pools, prefill, hit = _build(resolved, workload, catalog)
+    pools, prefill, hit = build_pools(resolved, workload, catalog)
     rate, state, tipped = _operating_state(pools, workload, catalog)
     seen = jnp.ones_like(rate)
     if workload.concurrent_sessions is not None:
@@ -422,7 +431,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     if workload.first_wave_share is not None:
         latency = first_wave(latency, point, pools, workload, catalog.engine)
     decode_use = decode_utilization(point, pools, workload, catalog.llm)
-    money = fleet(resolved, catalog.economy, _use(pools, point.prefill_utilization, decode_use))
+    money = fleet(resolved, catalog.economy, pool_use(pools, point.prefill_utilization, decode_use))
     return Performance(
         latency=latency,
         point=point,
@@ -436,27 +445,33 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         admission=waits.admission,
         reload=waits.reload,
         fleet=money,
-        violations=_violations(resolved, pools, workload, point, decode_use, waits, money, catalog),
+        violations=limits_broken(
+            resolved,
+            pools,
+            workload,
+            Busy(point.prefill_utilization, decode_use, waits.link_utilization, waits.reload_utilization),
+            money,
+            catalog,
+        ),
         doubts=_doubts(pools, state, point, decode_use, waits, tipped),
     )
 
 
-def _use(pools: Pools, prefill: Array, decode: Array) -> tuple[Array, ...]:
+def pool_use(pools: Pools, prefill: Array, decode: Array) -> tuple[Array, ...]:
     """Share of time that the pool of each stage is busy."""
     joint, busiest = pools.shared > 0.5, jnp.maximum(prefill, decode)
     return tuple(jnp.where(joint, busiest, own) for own in (prefill, prefill, prefill, decode, decode))
 
 
-def _violations(
+def limits_broken(
     resolved: Resolved,
     pools: Pools,
     workload: Workload,
-    point: OperatingPoint,
-    decode_use: Array,
-    waits: CallWaits,
+    busy: Busy,
     money: Fleet,
     catalog: Catalog,
 ) -> Violations:
+    """Excess over each limit at these utilizations."""
     p, d = resolved.prefill_attention, resolved.decode_attention
     economy = catalog.economy
     memory = pools.prefill_memory, pools.decode_memory
@@ -465,10 +480,10 @@ def _violations(
     return Violations(
         weights=jnp.maximum(*short),
         kv_cache=workload.max_tokens / jnp.maximum(room, 1.0) - 1.0,
-        prefill=point.prefill_utilization - 1.0,
-        decode=decode_use - 1.0,
-        link=waits.link_utilization - 1.0,
-        tiers=waits.reload_utilization - 1.0,
+        prefill=busy.prefill - 1.0,
+        decode=busy.decode - 1.0,
+        link=busy.link - 1.0,
+        tiers=busy.tiers - 1.0,
         budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,
         power=money.power_w / economy.max_power_w - 1.0,
         inventory=money.inventory_excess,

@@ -1,7 +1,7 @@
 """Candidates in, columns out: blocks of fixed size through the jitted model, percentiles for the few that matter."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -11,12 +11,13 @@ import numpy as np
 from breakeven.models.attainment import Latency, Slo, call_cdf, percentile, session_cdf, tpot_cdf, ttft_cdf
 from breakeven.models.deployment import Deployment
 from breakeven.models.performance import Doubts, Violations, performance
-from breakeven.models.serving import Outcome, evaluate, evaluate_max_load
+from breakeven.models.screening import screen
+from breakeven.models.serving import LIGHTEST, Outcome, evaluate, evaluate_max_load
 from breakeven.models.tables import Catalog, resolve
 from breakeven.models.workload import Workload
 from breakeven.spaces.space import Space
 
-BLOCK = 16384  # fits the caches of a core
+BLOCK = 8192  # fits the caches of a core
 SMALL = 512  # for small spaces, and for percentiles of a front
 
 Columns = dict[str, np.ndarray]
@@ -108,9 +109,35 @@ class Evaluator:
 
     def __call__(self, ids: np.ndarray) -> Columns:
         """Columns of any number of candidates."""
-        ids = np.asarray(ids, np.int64)
-        parts = [self.finish(self.start(ids[i : i + self.block])) for i in range(0, len(ids), self.block)]
+        parts = list(self.parts(np.asarray(ids, np.int64)))
         return parts[0] if len(parts) == 1 else {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
+
+    def parts(self, ids: np.ndarray) -> Iterator[Columns]:
+        """Columns of any number of candidates, a block at a time."""
+        for i in range(0, len(ids), self.block):
+            yield self.finish(self.start(ids[i : i + self.block]))
+
+    def screen(self, ids: np.ndarray) -> Columns:
+        """Lower bounds of the excess over each limit, one column each: a candidate that breaks one is infeasible."""
+        ids = np.asarray(ids, np.int64)
+        loaded = self.workload
+        if self.max_load:  # a candidate that breaks a limit at the lightest load is reported there
+            loaded = dataclasses.replace(loaded, sessions_per_second=jnp.float32(LIGHTEST))
+        columns: Columns = {"candidate": ids} | {f"excess_{k}": np.empty(len(ids), np.float32) for k in REASONS}
+        for start in range(0, len(ids), self.block):
+            some = ids[start : start + self.block]
+            bounds = screen(self.deployment(some, self.block), loaded, self.catalog)
+            for name, excess in bounds._asdict().items():
+                columns[f"excess_{name}"][start : start + self.block] = np.asarray(excess)[: len(some)]
+        return columns
+
+    def sift(self, ids: np.ndarray) -> tuple[np.ndarray, Columns]:
+        """(candidates that no limit rules out beforehand, the excesses of the others)."""
+        columns = self.screen(ids)
+        out = np.zeros(len(columns["candidate"]), bool)
+        for name in REASONS:
+            out |= columns[f"excess_{name}"] > 0.0
+        return columns["candidate"][~out], {name: column[out] for name, column in columns.items()}
 
     def percentiles(self, ids: np.ndarray, sessions_per_second: np.ndarray) -> Columns:
         """Latency percentiles, seconds, of candidates (a few: the front) at the load they were evaluated at."""

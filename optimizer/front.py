@@ -1,6 +1,8 @@
 """Pareto fronts: a running archive of the candidates no other one beats in every objective."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import moocore
 import numpy as np
@@ -57,6 +59,15 @@ class Archive:
             ids, costs = np.concatenate([self.ids, ids]), np.concatenate([self.costs, costs])
         kept = non_dominated(costs, ids)
         self.ids, self.costs = ids[kept], costs[kept]
+
+    def state(self) -> dict[str, list[Any]]:
+        """The front as plain numbers that JSON holds exactly."""
+        return {"ids": self.ids.tolist(), "costs": self.costs.tolist()}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, list[Any]]) -> "Archive":
+        """The front that `state` was taken of."""
+        return cls(np.array(state["ids"], np.int64), np.array(state["costs"], float)) if state["ids"] else cls()
 
 
 def hypervolume(costs: np.ndarray, reference: np.ndarray) -> float:

@@ -13,12 +13,13 @@ from breakeven.models.topology import STAGES
 from breakeven.optimizer.evaluator import REASONS, Columns, Evaluator
 from breakeven.optimizer.front import MAXIMISED
 from breakeven.optimizer.search import Found, Progress
+from breakeven.optimizer.storage import sampler
 from breakeven.spaces.space import POOL_FIELDS, Family, Space
+from breakeven.spaces.structures import AXES
 
 BATCH = 50
 
 
-AXES = ("kv", "tiers", "links", "routing")
 PHASES = ("prefill", "decode")
 _NAMED = ("accelerator", "weights", "expert_parallel")
 
@@ -106,15 +107,6 @@ def _row_numbers(table: dict[str, np.ndarray]) -> dict[tuple[int, ...], int]:
 
 def _suggest(trial: optuna.Trial, name: str, choices: list[Any]) -> Any:
     return choices[0] if len(choices) == 1 else trial.suggest_categorical(name, choices)
-
-
-def sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """An Optuna sampler by name."""
-    if name == "tpe":
-        return optuna.samplers.TPESampler(seed=seed)
-    if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    return optuna.samplers.NSGAIISampler(seed=seed, population_size=BATCH)
 
 
 def _batches(study: optuna.Study, encoding: Encoding, trials: int) -> Iterator[list[tuple[optuna.Trial, int | None]]]:

@@ -42,6 +42,7 @@ class Verification:
     seed: int = 0
     seconds: float = SECONDS
     verdicts: dict[int, Verdict] = field(default_factory=dict)
+    note: Callable[[Verdict], None] = lambda verdict: None  # told of each
     started: float = 0.0
     spent_s: float = 0.0
 
@@ -126,6 +127,7 @@ class Verification:
             known = self.judge(ready)
             if known is not None:
                 self.verdicts[ready.candidate] = known
+                self.note(known)
         return known
 
     def _walk(self, some: list[Ready]) -> int | None:

@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from breakeven.models.inputs import InputError
-from breakeven.studies import questions
+from breakeven.studies import handover, questions
 from breakeven.studies.arguments import SetOption, StudyArgument, default_folder, study_path, writable
 
 app = typer.Typer(
@@ -35,15 +35,22 @@ def run(
     set_: SetOption = None,
     search: Annotated[str | None, typer.Option(help="auto, exhaustive or optuna.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of an Optuna search.")] = None,
-    storage: Annotated[str | None, typer.Option(help="Optuna storage URL (default: in memory).")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database that workers share (default: a file in --out)."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers share an exhaustive search.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of an Optuna search and of the simulations.")] = None,
     verify: Annotated[bool | None, typer.Option(help="Simulate the candidates that matter (default: yes).")] = None,
     local: LocalOption = None,
 ) -> int:
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
+    from breakeven.optimizer.checkpoint import locked
     from breakeven.studies.console import progress_bar, screen, show_result
     from breakeven.studies.report import write_explanation, write_report
-    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.run import finish, remember_compiled
     from breakeven.studies.run import run as run_study
     from breakeven.studies.study import Study
 
@@ -54,12 +61,15 @@ def run(
     loaded = Study.load(study_path(study), changes)
     folder = writable(out or default_folder(study))
     remember_compiled()
-    with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
-        result = run_study(loaded, progress, storage, verifying)
-    result.save(folder)
-    _draw(folder)
-    write_explanation(result, folder)
-    write_report(folder)
+    with locked(folder):
+        with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
+            result = run_study(loaded, progress, storage, verifying, folder, cluster)
+        result.save(folder)
+        _draw(folder)
+        write_explanation(result, folder)
+        write_report(folder)
+        if not result.interrupted:
+            finish(folder)
     show_result(result, screen())
     typer.echo(
         f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html, report.md"
@@ -68,6 +78,23 @@ def run(
         typer.echo("Interrupted: this is what was found until then.", err=True)
         return INTERRUPTED
     return 0 if result.best is not None else NOTHING
+
+
+@app.command()
+def worker(
+    storage: Annotated[str, typer.Option(metavar="URL", help="The database of the study.")],
+    study: Annotated[str, typer.Option(metavar="NAME", help="The name of a study that `run --storage` began.")],
+) -> int:
+    """Join a distributed study: do its trials, with any number of other workers, until all are complete."""
+    from breakeven.studies.console import progress_bar
+    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.worker import help_out
+
+    remember_compiled()
+    with progress_bar("trials") as progress:
+        done = help_out(storage, study, progress)
+    typer.echo(f"{done:,} trials of {study} done here; all are complete.")
+    return 0
 
 
 def _draw(folder: Path) -> None:
@@ -96,16 +123,6 @@ def _draw(folder: Path) -> None:
     best = records(tables[0])[0] if len(tables[0]) else None
     simulated = pd.concat(tables).drop_duplicates("candidate") if set(SIMULATED) <= set(tables[0]) else None
     pareto(evaluations, best, record, folder / "pareto.png", pair, simulated)
-
-
-@app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")]) -> int:
-    """Write report.html and report.md again, with what other commands have added to the folder since."""
-    from breakeven.studies.report import write_report
-
-    write_report(folder)
-    typer.echo(f"Written: {folder / 'report.html'}, {folder / 'report.md'}")
-    return 0
 
 
 @app.command()
@@ -191,7 +208,7 @@ def plot(
 
 @app.command()
 def catalog(
-    what: Annotated[str, typer.Argument(metavar="accelerators|llms|links|prices|workloads|topologies")],
+    what: Annotated[str, typer.Argument(metavar="accelerators|llms|links|prices|workloads|topologies|support")],
     fit: Annotated[Path | None, typer.Option(metavar="TRACE", help="workloads: fit one to a trace.")] = None,
     format_: Annotated[
         str | None, typer.Option("--format", help="The trace's format (default: told from the file).")
@@ -222,6 +239,7 @@ def catalog(
 
 
 questions.register(app)
+handover.register(app)
 
 
 MeasuredArgument = Annotated[Path, typer.Argument(metavar="MEASURED.csv", help="Measured serving points.")]

@@ -31,6 +31,8 @@ _COLUMNS: tuple[tuple[str, str, Form], ...] = (
     ("cost_per_hour_usd", "USD/h", lambda v: f"{v:,.2f}"),
     ("slo_attainment", "attainment", share),
     ("slo_attainment_simulated", "simulated", lambda v: share(v) if np.isfinite(v) else ""),
+    ("probability_meets_target", "P(met)", share),
+    ("expected_cost_per_hour_usd", "E[USD/h]", lambda v: f"{v:,.2f}"),
     ("ttft_p95_s", "TTFT p95", seconds_words),
     ("tpot_p95_s", "TPOT p95", seconds_words),
     ("utilization_max", "busiest", lambda v: f"{v:.0%}"),
@@ -119,6 +121,10 @@ def show_result(result: Result, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if result.history is not None and result.history.records:
+        trials, growth = result.history.records[-1][0], result.history.last_doubling
+        known = f"; the second half of them added {growth:.2%} to the hypervolume" if np.isfinite(growth) else ""
+        console.print(f"{trials:,} trials{known}.", highlight=False)
 
 
 def _verified(result: Result) -> str:

@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 
 from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
+from breakeven.optimizer.quality import History
 from breakeven.optimizer.search import Found
+from breakeven.optimizer.uncertainty import risk
 from breakeven.optimizer.verify import Verification
 from breakeven.studies.decision import decision
 from breakeven.studies.deployment_file import BEST, FRONT, RECORD, anchored, deployment_yaml
@@ -77,6 +79,15 @@ def with_verdicts(frame: pd.DataFrame, verification: Verification) -> pd.DataFra
     return frame
 
 
+def with_risk(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with what draws of uncertain inputs say of each row; as it is where nothing is uncertain."""
+    uncertain = study.written.uncertain
+    if uncertain is None or not len(frame):
+        return frame
+    found = risk(study.evaluator(), study.draws(uncertain.draws), frame["candidate"].to_numpy(np.int64))
+    return frame.assign(**found._asdict())
+
+
 def _pool_costs(evaluator: Evaluator, frame: pd.DataFrame) -> dict[str, pd.Series]:
     """Cost per hour of the prefill and of the decode pool; a shared pool counts once, as decode."""
     usd_per_hour = np.asarray(evaluator.catalog.hardware.usd_per_hour, float)
@@ -102,6 +113,7 @@ class Result:
     search: str
     interrupted: bool = False
     verification: Verification | None = None
+    history: History | None = None  # of an Optuna search
 
     @property
     def best(self) -> Row | None:
@@ -157,10 +169,9 @@ class Result:
 
     def _evaluations(self) -> pd.DataFrame:
         """Every evaluated candidate that was kept, and always the front and the best of each family."""
-        kept = self.found.kept
-        if not kept:
+        columns = self.found.rows()
+        if not columns:
             return self.front
-        columns = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
         frame = self.study.space.frame(columns["candidate"])
         frame = frame.assign(**{k: v for k, v in columns.items() if not k.startswith(_FLAGS)})
         frame["reason"] = reasons(columns)
@@ -179,11 +190,13 @@ class Result:
         return {
             "candidates_evaluated": self.found.evaluated,
             "candidates_in_space": study.space.size,
+            "candidates_ruled_out_beforehand": self.found.screened,
             "candidates_feasible": self.found.feasible,
             "infeasible_by_reason": {REASONS[k]: v for k, v in sorted(self.found.stopped.items())},
             "evaluation_seconds": self.seconds,
             "seed": study.written.search.seed,
             "search": self.search,
+            "hypervolume": None if self.history is None else self.history.record(),
             "interrupted": self.interrupted,
             "objectives": list(self.found.objectives),
             "target": study.written.slo.target,

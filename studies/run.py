@@ -9,11 +9,18 @@ import jax
 import numpy as np
 import pandas as pd
 
-from breakeven.optimizer.evaluator import Evaluator
-from breakeven.optimizer.search import Found, Progress, exhaustive
+from breakeven.models.inputs import InputError
+from breakeven.optimizer.checkpoint import Checkpoint
+from breakeven.optimizer.cluster import Cluster
+from breakeven.optimizer.exhaustive import Task, exhaustive
+from breakeven.optimizer.quality import History
+from breakeven.optimizer.search import Found, Progress
 from breakeven.optimizer.verify import Verification
-from breakeven.studies.result import Result, rank_by, table, with_verdicts
+from breakeven.studies.deployment_file import anchored
+from breakeven.studies.earlier import earlier_structures
+from breakeven.studies.result import Result, rank_by, table, with_risk, with_verdicts
 from breakeven.studies.study import Study
+from breakeven.studies.task import identity, task_of
 
 EXHAUSTIVE_LIMIT = 10_000_000
 
@@ -23,25 +30,43 @@ def silent(done: int, total: int) -> None:
     del done, total
 
 
-def run(study: Study, progress: Progress = silent, storage: str | None = None, verifying: Progress = silent) -> Result:
+def run(
+    study: Study,
+    progress: Progress = silent,
+    storage: str | None = None,
+    verifying: Progress = silent,
+    folder: Path | None = None,
+    cluster: str | None = None,
+) -> Result:
     """Search the study's space, simulate the candidates that matter, and tabulate what was found.
 
     Exhaustive up to ten million candidates unless the study says otherwise, Optuna beyond. An interrupt (Ctrl-C)
-    ends the search; what was found until then is kept.
+    ends the search; what was found until then is kept. In `folder` the search notes how far it came, and goes on from
+    there the next time; `finish` removes the notes. `storage` is a database that workers share, `cluster` the address
+    of a Dask scheduler whose workers judge an exhaustive search.
     """
     fields = study.written.search
-    evaluator = study.evaluator()
+    task = task_of(study)
+    evaluator = task.evaluator
     method = fields.method
     if method == "auto":
         method = "exhaustive" if study.space.size <= EXHAUSTIVE_LIMIT and storage is None else "optuna"
+    if cluster and method != "exhaustive":
+        raise InputError("--cluster", cluster, "takes an exhaustive search; an Optuna search is shared by --storage")
     found = Found(tuple(study.written.objectives))
     interrupted = False
+    notes = None if folder is None else Checkpoint.inside(folder, identity(task))
     order = rank_by(study)
     clock = time.perf_counter()
+    history = None
     try:
         if method == "exhaustive":
-            exhaustive(evaluator, found, order, progress)
-        else:
+            start, save = 0, _nowhere
+            if notes is not None:
+                (found, start), save = notes.load(found.objectives), notes.save
+            pool = Cluster(cluster) if cluster else None
+            exhaustive(task, found, progress, pool, start, save)
+        elif fields.trial == "candidate":
             from breakeven.optimizer.optuna_search import optuna_search
 
             optuna_search(
@@ -55,6 +80,8 @@ def run(study: Study, progress: Progress = silent, storage: str | None = None, v
                 storage,
                 study.written.name,
             )
+        else:
+            history = _bilevel(study, task, found, progress, storage, folder)
     except KeyboardInterrupt:
         interrupted = True
     seconds = time.perf_counter() - clock
@@ -64,27 +91,68 @@ def run(study: Study, progress: Progress = silent, storage: str | None = None, v
     best_ids = [candidate for *_, candidate in found.best.values()]
     verification = None
     if fields.verify and not interrupted and len(front):
-        verification, best_ids = _verify(study, evaluator, found, front, best_ids, verifying)
+        verification, best_ids = _verify(study, found, front, best_ids, verifying, notes)
     families = table(evaluator, np.array(sorted(best_ids), np.int64)) if len(best_ids) else _nothing(study)
     if verification is not None:
         front, families = with_verdicts(front, verification), with_verdicts(families, verification)
+    front, families = with_risk(study, front), with_risk(study, families)
     ascending = order != "goodput_per_s"
     families = families.sort_values(
         [order, "slo_attainment", "candidate"], ascending=[ascending, False, True], ignore_index=True
-    )
-    result = Result(study, front, families, found, seconds, method, interrupted)
+    ).drop_duplicates("topology", ignore_index=True)
+    result = Result(study, front, families, found, seconds, method, interrupted, history=history)
     result.verification = verification
     return result
 
 
+def _bilevel(
+    study: Study, task: Task, found: Found, progress: Progress, storage: str | None, folder: Path | None
+) -> History:
+    """Let Optuna choose structures; what is found stands in `found`."""
+    from breakeven.optimizer.bilevel import Settings, search_alone, search_together
+
+    fields = study.written.search
+    settings = Settings(
+        trials=fields.trials,
+        sampler=fields.sampler,
+        seed=fields.seed,
+        seconds=fields.seconds or float("inf"),
+        early_stop=fields.early_stop,
+        refine=fields.refine,
+        identity=identity(task),
+        name=study.written.name,
+        about={"study": anchored(study.data, study.file), "file": study.file},
+        seeds=earlier_structures(study) if fields.warm_start else (),
+    )
+    if storage is None:
+        return search_alone(task, settings, found, progress, folder).history
+    return search_together(task, settings, found, progress, storage).history
+
+
+def _nowhere(found: Found, position: int) -> None:
+    del found, position
+
+
+def finish(folder: Path) -> None:
+    """Remove the notes of a search whose result is written."""
+    Checkpoint.inside(folder, "").clear()
+
+
 def _verify(
-    study: Study, evaluator: Evaluator, found: Found, front: pd.DataFrame, best: list[int], progress: Progress
+    study: Study,
+    found: Found,
+    front: pd.DataFrame,
+    best: list[int],
+    progress: Progress,
+    notes: Checkpoint | None,
 ) -> tuple[Verification, list[int]]:
     """Simulate the best of each topology and the front; the best of each that holds there, or was not tried.
 
     At the largest load that meets the SLO a deployment stands on the target's edge: there the choice stays.
     """
-    verification = Verification(study.simulator(evaluator), study.slo, study.written.search.seed)
+    verification = Verification(study.simulator(), study.slo, study.written.search.seed)
+    if notes is not None:
+        verification.verdicts, verification.note = notes.verdicts(), notes.note
     lists = [] if study.max_load else found.shortlists()
     target = study.written.slo.target
     near = front.assign(away=(front["slo_attainment"] - target).abs()).sort_values("away", kind="stable")

@@ -144,11 +144,12 @@ class PriceFields(_Strict):
 
 
 class Limits(_Strict):
-    """What a fleet may cost, draw and consist of."""
+    """What a fleet may cost, draw and consist of, and whether it must run today."""
 
     budget_usd_per_hour: Positive | None = None
     max_power_kw: Positive | None = None
     inventory: dict[str, Annotated[int, Field(ge=0, le=10_000_000)]] | None = None
+    deployable: Literal["any", "today"] = "any"  # today: only what the study's engine supports (support.toml)
 
 
 class EconomicsFields(_Strict):
@@ -167,9 +168,48 @@ class SearchFields(_Strict):
 
     method: Literal["auto", "exhaustive", "optuna"] = "auto"
     trials: Annotated[int, Field(ge=1, le=10_000_000)] = 2000
-    sampler: Literal["nsga2", "tpe", "random"] = "nsga2"
+    trial: Literal["structure", "candidate"] = "structure"  # what one trial of an Optuna search judges
+    sampler: Literal["nsga2", "nsga3", "tpe", "gp", "qmc", "random"] = "nsga2"
+    seconds: Seconds | None = None  # after which an Optuna search asks for no more trials
+    early_stop: bool = True  # when the front no longer moves
+    refine: bool = False  # replicas, batches and token budgets by gradients, at the end of an Optuna search
+    warm_start: str | None = None  # output folder of an earlier run, whose front is tried first
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     verify: bool = True  # simulate the front and the cheapest that meet the target
+
+
+class Spread(_Strict):
+    """A factor on an input: lognormal with mean 1 and this coefficient of variation, or even from `low` to `high`."""
+
+    cv: Annotated[float, Field(gt=0, le=3)] | None = None
+    low: Annotated[float, Field(gt=0, le=100)] | None = None
+    high: Annotated[float, Field(gt=0, le=100)] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Spread":
+        even = self.low is not None and self.high is not None and self.low <= self.high
+        if even == (self.cv is not None) or (self.low is None) != (self.high is None):
+            raise ValueError("either cv, or low and high")
+        return self
+
+
+class Uncertain(_Strict):
+    """What is not known for sure, and whether the search ranks by the usual values or by a quantile over draws."""
+
+    load: Spread | None = None
+    prices: Spread | None = None  # of each accelerator on its own
+    efficiency: Spread | None = None  # achieved shares of the peaks
+    tool_time: Spread | None = None  # gaps between calls
+    objective: Literal["nominal", "robust"] = "nominal"
+    quantile: Annotated[float, Field(gt=0.5, lt=1)] = 0.9
+    draws: Annotated[int, Field(ge=10, le=100_000)] = 200  # of the front
+    search_draws: Annotated[int, Field(ge=4, le=1000)] = 16  # of every candidate of a robust search
+
+    @model_validator(mode="after")
+    def _something(self) -> "Uncertain":
+        if not any((self.load, self.prices, self.efficiency, self.tool_time)):
+            raise ValueError("at least one of load, prices, efficiency, tool_time")
+        return self
 
 
 class Power(_Strict):
@@ -208,12 +248,15 @@ class StudyFile(_Strict):
         default_factory=lambda: ["cost_per_hour_usd", "slo_attainment"]
     )
     search: SearchFields = SearchFields()
+    uncertain: Uncertain | None = None
 
     @model_validator(mode="after")
     def _known_objectives(self) -> "StudyFile":
         for i, name in enumerate(self.objectives):
             if name not in OBJECTIVES:
                 raise InputError(f"objectives.{i}", name, _closest(name, OBJECTIVES))
+        if self.load == "max" and self.uncertain and self.uncertain.load:
+            raise InputError("uncertain.load", "given", "nothing with `load: max`: the load is what is searched for")
         if len(set(self.objectives)) != len(self.objectives):
             raise InputError("objectives", self.objectives, "each objective once")
         return self

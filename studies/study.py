@@ -27,6 +27,8 @@ from breakeven.models.topology import TOPOLOGIES
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.simulator import Simulator
+from breakeven.optimizer.uncertainty import UNCERTAIN, Draw, Factor, RobustEvaluator, draws
+from breakeven.spaces.deployable import deployable, what_is_missing
 from breakeven.spaces.space import (
     ROUTING,
     Domains,
@@ -200,7 +202,15 @@ class Study:
         if space.size == 0:
             rule = first_broken_rule(domains.shared, self.names, self.architecture)
             raise InputError("space", "empty", f"no configuration is valid; most break: {rule}")
-        return space
+        return self._deployable(space) if self.written.limits.deployable == "today" else space
+
+    def _deployable(self, space: Space) -> Space:
+        kept = deployable(space, self.engine_name)
+        if kept.size == 0:
+            missing = what_is_missing(space, self.engine_name)
+            words = f"{self.engine_name} runs none of this space, not: {missing}"
+            raise InputError("limits.deployable", "today", words)
+        return kept
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -352,7 +362,7 @@ class Study:
         )
 
     def evaluator(self) -> Evaluator:
-        """What evaluates the study's candidates."""
+        """What evaluates the study's candidates, at the usual values of all inputs."""
         return Evaluator(
             self.space,
             self.workload,
@@ -361,6 +371,25 @@ class Study:
             session_p95="session_p95_s" in self.written.objectives,
             max_load=self.max_load,
         )
+
+    def searched(self) -> Evaluator:
+        """What a search ranks by: the usual values, or a quantile over draws of what is uncertain."""
+        usual, uncertain = self.evaluator(), self.written.uncertain
+        if uncertain is None or uncertain.objective == "nominal":
+            return usual
+        draws = self.draws(uncertain.search_draws)
+        return RobustEvaluator(**usual.__dict__, draws=draws, quantile=uncertain.quantile)
+
+    def draws(self, count: int) -> tuple[Draw, ...]:
+        """So many draws of what is uncertain."""
+        uncertain = self.written.uncertain
+        given = {name: getattr(uncertain, name) for name in UNCERTAIN}
+        factors = {
+            name: Factor(spread.cv) if spread.cv is not None else Factor(None, spread.low, spread.high)
+            for name, spread in given.items()
+            if spread is not None
+        }
+        return draws(self.workload, self.catalog, factors, count, self.written.search.seed)
 
     def simulator(self, evaluator: Evaluator | None = None) -> Simulator:
         """What simulates the study's candidates."""

@@ -4,7 +4,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import optuna
 import pytest
 
 import breakeven
@@ -69,7 +69,7 @@ def test_an_accelerator_of_ones_own_pays_from_some_speed_on() -> None:
 def test_limits_hold_for_every_feasible_candidate() -> None:
     limits: dict[str, Any] = {"budget_usd_per_hour": 12.0, "max_power_kw": 6.0, "inventory": {"h100-sxm": 3, "l40s": 2}}
     result = run(study(limits=limits))
-    kept = {name: np.concatenate([part[name] for part in result.found.kept]) for name in result.found.kept[0]}
+    kept = result.found.rows()
     ok = kept["feasible"]
     assert 0 < ok.sum() < len(ok)
     assert kept["cost_per_hour_usd"][ok].max() <= 12.0 and kept["power_kw"][ok].max() <= 6.0
@@ -101,14 +101,15 @@ def test_a_skypilot_catalogue_prices_a_study(tmp_path: Path) -> None:
 
 def test_an_optuna_study_is_stored_and_repeats(tmp_path: Path) -> None:
     """Same seed, same front; trials stand in the storage that was named."""
-    optuna = pytest.importorskip("optuna")
     search = {"method": "optuna", "trials": 100, "seed": 3, "verify": False}
     fronts = [run(study(search=search)).front["candidate"].tolist() for _ in range(2)]
     assert fronts[0] == fronts[1]
     url = f"sqlite:///{tmp_path / 'trials.db'}"
     run(study(search=search), storage=url)
     stored = optuna.load_study(study_name="t", storage=url)
-    assert len(stored.trials) == 100 and all("candidate" in t.user_attrs for t in stored.trials)
+    assert len(stored.trials) == 100 and all("structure" in t.user_attrs for t in stored.trials)
+    single = run(study(search=search | {"trial": "candidate"}))
+    assert 0 < single.found.evaluated <= 100
 
 
 def test_a_closed_population_has_its_sessions_in_progress() -> None:
@@ -126,7 +127,7 @@ def test_the_most_load_within_a_budget() -> None:
     def meets(factor: float) -> bool:
         rate = {"sessions_per_second": float(best["sessions_per_second"]) * factor}
         at_rate = run(study(load=rate, limits=limits))
-        kept = at_rate.found.kept[0]
+        kept = at_rate.found.rows()
         return bool(kept["meets_slo"][kept["candidate"] == best["candidate"]][0])
 
     assert meets(0.99) and not meets(1.02)

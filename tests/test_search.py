@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakeven.optimizer.evaluator import SMALL
+from breakeven.optimizer.exhaustive import Task, exhaustive
 from breakeven.optimizer.front import Archive, as_costs, hypervolume, non_dominated
 from breakeven.optimizer.optuna_search import Encoding, optuna_search
-from breakeven.optimizer.search import Found, exhaustive
+from breakeven.optimizer.search import Found
 
 COST = "cost_per_hour_usd"
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -94,7 +95,7 @@ def everything(small):
 
 @pytest.fixture(scope="module")
 def searched(small):
-    return exhaustive(small.evaluator(), Found(OBJECTIVES), COST, silent)
+    return exhaustive(Task(small.evaluator(), OBJECTIVES, COST), Found(OBJECTIVES), silent)
 
 
 def test_the_exhaustive_front_is_that_of_brute_force(everything, searched):
