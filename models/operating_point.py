@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from breakeven.models.bundle import Bundle, decode_step, decode_step_s
 from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory
 from breakeven.models.numerics import TINY, table_lookup
 from breakeven.models.queueing import Moments
 from breakeven.models.reload import Reload
-from breakeven.models.steps import Coefficients, StepTime, decode_step
+from breakeven.models.steps import StepTime
 from breakeven.models.workload import Workload
 
 GAUSS = ((-1.7320508, 1.0 / 6.0), (0.0, 2.0 / 3.0), (1.7320508, 1.0 / 6.0))  # 3-point Gauss-Hermite
@@ -29,10 +30,9 @@ HIGHEST = 0.98  # utilizations are held below this inside the fixed point; the t
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Pools:
-    """What the load does not change, of the pools that prefill and decode; shapes (n,) unless said."""
+    """What the load does not change, of the bundles that prefill and decode; shapes (n,) unless said."""
 
-    attention: Coefficients  # decode stages
-    ffn: Coefficients
+    decode: Bundle
     resident: Moments  # time one call's prefill occupies its engine, prefix held
     missed: Moments  # the same after its prefix was evicted
     resident_chunks: Array
@@ -40,17 +40,18 @@ class Pools:
     marginal_s: Array  # mean prefill without weight traffic and launches, prefix held
     prefill_latency_s: Array  # mean latency, prefix held
     missed_latency_s: Array
-    prefill_memory: Memory
+    prefill_memory: Memory  # of all attention engines of a bundle
     decode_memory: Memory
-    prefill_replicas: Array
+    prefill_replicas: Array  # bundles
     decode_replicas: Array
-    prefill_ways: Array  # prefills one engine works on at once: pipeline stages x data-parallel ranks
-    pipeline_parallel: Array  # of decode
-    data_parallel: Array
+    prefill_workers: Array  # attention engines of a bundle
+    prefill_ways: Array  # prefills one bundle works on at once: pipeline stages x data-parallel ranks, or workers
     token_budget: Array
-    max_batch: Array
-    shared: Array  # 1.0 where prefill and decode share a pool
-    chunked: Array  # 1.0 where they share it in chunks
+    max_batch: Array  # of a bundle
+    shared: Array  # share of a prefill's time in which it holds up decode: 1.0 in one pool, 0.0 where they share none
+    holding_ways: Array  # prefills of a bundle each of which holds all its decode up
+    moves: Array  # 1.0 where prefill and decode attention stand apart: the KV cache crosses a link
+    chunked: Array  # 1.0 where prefill and decode share a pool in chunks
     prefill_balanced: Array  # 1.0: least loaded replica; 0.0: the session's own
     decode_balanced: Array
     transfer_s: Array  # mean KV transfer of a call
@@ -82,6 +83,7 @@ class OperatingPoint(NamedTuple):
     prefill_share: Array  # share of time that prefill takes from the decode of its pool
     fixed_s: Array  # decode step a + b B near the operating batch
     marginal_s: Array
+    context_s: Array  # by which one cached token of one sequence makes a step longer
     step_s: Array  # step time at the batch a request sees
     slowdown: Array  # decode time over its time without prefill in the pool
     seen_batch: Array  # sequences of others that a request sees decoding, mean
@@ -95,26 +97,33 @@ class OperatingPoint(NamedTuple):
 
 
 def decode_step_at(pools: Pools, llm: LLM, batch: Array, context: Array) -> StepTime:
-    """One decode step of the deployment's decode engine at `batch`, by cause."""
-    return decode_step(pools.attention, pools.ffn, llm, batch, context, pools.pipeline_parallel, pools.data_parallel)
+    """One decode step of one of the deployment's decode bundles at `batch`, by cause."""
+    return decode_step(pools.decode, llm, batch, context)
 
 
-def _linear_step(pools: Pools, llm: LLM, batch: Array, context: Array) -> tuple[Array, Array, Array]:
-    """(step at `batch`, a, b) of the tangent a + b B to the step time at `batch`."""
+class Tangent(NamedTuple):
+    """A step time near a batch, a + b B."""
 
-    def total(b: Array) -> Array:
-        return decode_step_at(pools, llm, b, context).total_s
+    step_s: Array
+    fixed_s: Array
+    marginal_s: Array
+    context_s: Array  # of b, each cached token of the sequence
 
-    step, slope = jax.jvp(total, (batch,), (jnp.ones_like(batch),))
+
+def _linear_step(pools: Pools, llm: LLM, batch: Array, context: Array) -> Tangent:
+    """The tangent to the step time at `batch`."""
+
+    step, slope, attention = jax.jvp(
+        lambda b: decode_step_s(pools.decode, llm, b, context), (batch,), (jnp.ones_like(batch),), has_aux=True
+    )
     fixed = jnp.maximum(step - slope * batch, 0.05 * step)
-    return step, fixed, (step - fixed) / batch
-
-
-def context_s(pools: Pools, llm: LLM, context: Array) -> Array:
-    """Decode time per cached token and step of one sequence, seconds."""
-    ways = pools.pipeline_parallel * pools.data_parallel
+    machine = pools.decode
+    ways = machine.micro_batches * machine.workers * machine.data_parallel
     selected = jnp.minimum(context, llm.sparse_topk) / context
-    return (pools.attention.context_s + pools.attention.selected_context_s * selected) / ways
+    side = machine.attention
+    assert side.context_s is not None and side.selected_context_s is not None
+    per_token = side.context_s + side.selected_context_s * selected
+    return Tangent(step, fixed, (step - fixed) / batch, per_token * attention / ways)
 
 
 def own_load(decode_busy: Array, replicas: Array, balanced: Array) -> Array:
@@ -151,7 +160,8 @@ def prefix_found(pools: Pools, workload: Workload, session_rate: Array, active_t
         own, pool = own + jnp.where(shared, 0.0, tokens), pool + jnp.where(shared, tokens, 0.0)
     replicas = pools.prefill_replicas
     kept = _kept(workload, own, own * replicas / session_rate)
-    kept = kept / jnp.where(pools.prefill_balanced > 0.5, replicas, 1.0)
+    engines = replicas * pools.prefill_workers
+    kept = kept / jnp.where(pools.prefill_balanced > 0.5, engines, 1.0)
     if not tiers:
         return kept
     everywhere = _kept(workload, own, (own * replicas + pool) / session_rate)
@@ -189,7 +199,7 @@ def _held_parts(pools: Pools, utilization: Array) -> Array:
     each other part busy with the probability sought, share = (x / w) (1 + (w - 1)(1 - share)), hence the factor
     share / rho = w / (1 + (w - 1) rho).
     """
-    ways = pools.prefill_ways
+    ways = pools.holding_ways
     return ways / (1.0 + utilization * (ways - 1.0))
 
 
@@ -204,7 +214,7 @@ def operating_point(
     calls = session_rate * workload.calls_per_session
     prefill_rate, decode_rate = calls / pools.prefill_replicas, calls / pools.decode_replicas
     own = own_load(state.decode_busy, pools.decode_replicas, pools.decode_balanced)
-    step_s, fixed_s, marginal_s = _linear_step(pools, llm, seen * state.batch + own, context)
+    step_s, fixed_s, marginal_s, per_context = _linear_step(pools, llm, seen * state.batch + own, context)
 
     alone = pools.resident.mixed(pools.missed, state.miss)
     chunks = pools.resident_chunks + state.miss * (pools.missed_chunks - pools.resident_chunks)
@@ -212,15 +222,14 @@ def operating_point(
     service = alone.scaled(stretch)
     prefill_utilization = prefill_rate * service.first
 
-    stall = service.scaled(_held_parts(pools, jnp.minimum(prefill_utilization, HIGHEST)))
-    share = jnp.minimum(seen * prefill_rate * stall.first, HIGHEST) * pools.shared
+    stall = service.scaled(_held_parts(pools, jnp.minimum(prefill_utilization, HIGHEST)) * pools.shared)
+    share = jnp.minimum(seen * prefill_rate * stall.first, HIGHEST)
     chunk_step_s = service.first * pools.prefill_ways / chunks
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
     slowdown = 1.0 / (1.0 - share + chunk_rate * step_s)
     delay_s, mates = _prefill_bursts(pools, service, seen * prefill_rate, share, step_s, chunk_step_s, steps)
 
     busy = jnp.minimum(decode_rate * steps * slowdown * marginal_s, HIGHEST)
-    per_context = context_s(pools, llm, context)
     spread = per_context**2 * workload.decode_context_var / marginal_s
     balanced = pools.decode_balanced > 0.5
     spread = spread / jnp.where(balanced, pools.decode_replicas, 1.0)
@@ -246,6 +255,7 @@ def operating_point(
         share,
         fixed_s,
         marginal_s,
+        per_context,
         step_s,
         slowdown,
         seen * batch,

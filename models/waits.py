@@ -81,7 +81,7 @@ def _link(point: OperatingPoint, pools: Pools) -> tuple[Wait, Array, Array]:
     Departures of a busy, irregular prefill come in bursts; the exponent 0.4 for them was read off simulations.
     """
     mean = pools.transfer_s
-    rho = point.prefill_rate * mean
+    rho = point.prefill_rate * mean / pools.prefill_workers
     busy = jnp.minimum(point.prefill_utilization, 1.0)
     service_cv2 = jnp.maximum(point.service.second / (point.service.first**2 + TINY) - 1.0, 0.0)
     departures = 1.0 + busy**2 * (service_cv2 - 1.0)

@@ -73,8 +73,8 @@ def _speed(stages: StageCoefficients, choice: Any, catalog: Catalog, i: int) -> 
     share = min(_number(llm.experts_active, 0) / max(_number(llm.experts, 0), 1.0), 0.999999)
     return Speed(
         step=a.step_s + f.step_s,
-        attention_weight=a.weight_s,
-        attention_token=a.token_s,
+        attention_weight=a.projection_s,
+        attention_token=a.projection_token_s,
         ffn_weight=f.weight_s,
         ffn_token=f.token_s,
         expert=f.expert_s,
@@ -83,7 +83,7 @@ def _speed(stages: StageCoefficients, choice: Any, catalog: Catalog, i: int) -> 
         log_expert_miss=float(np.log1p(-share)),
         collective_token=a.collective_token_s + f.collective_token_s + a.activation_token_s + f.activation_token_s,
         collective_root=a.collective_root_s + f.collective_root_s,
-        sequence=a.sequence_s / _number(choice.data_parallel, i) + f.sequence_s,
+        sequence=(a.sequence_s + f.sequence_s) / _number(choice.data_parallel, i),
         context=a.context_s,
         selected_context=a.selected_context_s,
         prefill_context=a.prefill_context_s,
