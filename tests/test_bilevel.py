@@ -181,7 +181,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(task, tmp_path):
     """Also when the last batch was half written; another search's journal in the folder is put aside."""
     whole, resumed = Found(OBJECTIVES), Found(OBJECTIVES)
     search_alone(task, SETTINGS, whole, silent)
-    run_killed(task, tmp_path, 50)
+    run_killed(task, tmp_path, 20)
     with (tmp_path / JOURNAL).open("ab") as file:
         lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
         file.write(b"".join(lines[-40:-20]) + lines[0][:20])
