@@ -92,7 +92,7 @@ def compare(name: str, seeds: int, others: int) -> None:
         return search
 
     row("bilevel", seeds, bilevel)
-    for sampler, trials in ONE_AT_A_TIME.items():
+    for sampler, trials in ONE_AT_A_TIME.items() if others else ():
         row(f"{sampler}, {trials:,} trials of one", others, one_at_a_time(sampler, trials))
 
 
