@@ -40,8 +40,10 @@ class Deployment:
     decode_ffn: Stage
     kv: Array  # row of catalog.kv_bytes_per_element
     kv_tiers: Array  # row of catalog.tiers: what holds the KV cache below HBM
-    link: Array  # row of catalog.links: what the pools exchange crosses it
+    link: Array  # row of catalog.links: KV cache and embeddings between pools cross it
     balanced: Array  # 1.0: calls go to the least loaded replica; 0.0: to the one that holds their session
+    activation_link: Array | None = None  # row of catalog.links that activations between attention and feed-forward
+    micro_batches: Array | None = None  # pools cross, in so many parts that take turns; None: no such pools
 
     @property
     def stages(self) -> tuple[Stage, ...]:

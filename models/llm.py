@@ -100,6 +100,7 @@ class LLM:
     moe_layers: Array
     experts: Array  # routed experts per layer, 0 for a dense model
     experts_active: Array
+    shared_experts: Array  # 1 where every token also passes a shared expert, else 0
     attention_weights: Array
     dense_weights: Array  # dense networks, shared experts, routers, norms
     expert_weights: Array
@@ -137,6 +138,7 @@ class LLM:
             "moe_layers": a.moe_layers,
             "experts": a.experts,
             "experts_active": a.experts_active,
+            "shared_experts": a.moe is not None and a.moe.shared_intermediate > 0,
             "attention_weights": a.attention_parameters,
             "dense_weights": a.dense_parameters,
             "expert_weights": a.expert_parameters,

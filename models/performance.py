@@ -4,6 +4,7 @@ Pools of stages -> the fixed point they settle at -> waits -> latencies. Every t
 which stages share a pool only decides which terms are zero.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -11,16 +12,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from breakeven.models.attainment import Latency, TokenTime
+from breakeven.models.bundle import Bundle, PrefillTime, bundle, common_divisor, prefill_call
 from breakeven.models.closed import first_wave, held_back
 from breakeven.models.economics import Fleet, fleet
 from breakeven.models.llm import LLM
-from breakeven.models.memory import kv_bytes_per_token, pool_memory
+from breakeven.models.memory import Memory, kv_bytes_per_token, pool_memory
 from breakeven.models.numerics import TINY
 from breakeven.models.operating_point import (
     OperatingPoint,
     Pools,
     State,
-    context_s,
     decode_step_at,
     decode_utilization,
     operating_point,
@@ -28,17 +29,8 @@ from breakeven.models.operating_point import (
 from breakeven.models.queueing import Moments, Wait, autocorrelation_share
 from breakeven.models.reload import continued_share, reload
 from breakeven.models.settle import Closed, closed_with_derivatives, settle, settle_closed, warm, with_derivatives
-from breakeven.models.steps import (
-    Coefficients,
-    StepTime,
-    attention_coefficients,
-    ffn_coefficients,
-    kv_shards,
-    prefill_call,
-    prefill_chunks,
-    prefill_marginal,
-)
-from breakeven.models.tables import Catalog, Engine, Resolved, ResolvedStage
+from breakeven.models.steps import Coefficients, StepTime, kv_shards, prefill_chunks
+from breakeven.models.tables import Catalog, Engine, Resolved
 from breakeven.models.waits import CallWaits, call_waits
 from breakeven.models.workload import PrefillNodes, Workload
 
@@ -85,7 +77,8 @@ class Doubts(NamedTuple):
     link_busy: Array  # bursty prefill over a link above 0.3
     few_prefill_engines: Array  # one or two, with a heavy-tailed prompt
     cache_unsettled: Array  # a surge of sessions tips it over for good, or the fixed point was not reached
-    cache_short: Array  # more than 2 % of continued calls lose their prefix
+    cache_short: Array  # more than 2 % of continued calls lose their prefix, 5 % where prefill is apart
+    in_step: Array  # prefill and decode in a pool whose pipeline stages or data-parallel ranks keep step
 
 
 class Performance(NamedTuple):
@@ -105,15 +98,6 @@ class Performance(NamedTuple):
     fleet: Fleet
     violations: Violations
     doubts: Doubts
-
-
-def _node_prefill(
-    nodes: PrefillNodes, attention: Coefficients, ffn: Coefficients, resolved: Resolved, catalog: Catalog
-) -> StepTime:
-    """Prefill latency per node by cause, seconds, (n, nodes)."""
-    wide_attention, wide_ffn = jax.tree.map(lambda leaf: leaf[:, None], (attention, ffn))
-    budget = resolved.prefill_attention.choice.token_budget[:, None]
-    return prefill_call(wide_attention, wide_ffn, catalog.llm, nodes.tokens, nodes.pairs, nodes.context, budget)
 
 
 def _service_moments(nodes: PrefillNodes, latency_s: Array, token_s: Array, pair_s: Array, occupancy: Array) -> Moments:
@@ -146,15 +130,22 @@ def _service_moments(nodes: PrefillNodes, latency_s: Array, token_s: Array, pair
     return Moments(*corrected)
 
 
+def _mate(nodes: PrefillNodes, token_s: Array, pair_s: Array, token_budget: Array) -> Moments:
+    """Moments of the time that one step spends on a prompt beside what it costs anyway: at most a budget of it."""
+    part = jnp.minimum(1.0, token_budget[:, None] / nodes.tokens)
+    taken_s = part * (token_s[:, None] * nodes.tokens + pair_s[:, None] * nodes.pairs)
+    return Moments(*(jnp.sum(nodes.weight * taken_s**k, -1) for k in (1, 2, 3)))
+
+
 def _mean_chunks(nodes: PrefillNodes, token_budget: Array) -> Array:
     return jnp.sum(nodes.weight * prefill_chunks(nodes.tokens, token_budget[:, None]), -1)
 
 
-def _pipelined(pass_s: Array, nodes: PrefillNodes, stage: ResolvedStage) -> Array:
+def _pipelined(pass_s: Array, nodes: PrefillNodes, machine: Bundle, token_budget: Array) -> Array:
     """Latency of a prefill that takes `pass_s` in one accelerator group: its chunks follow one another through the p
     groups of a pipeline, so n chunks take (n + p - 1) / (n p) of it."""
-    depth = stage.choice.pipeline_parallel[:, None]
-    chunks = prefill_chunks(nodes.tokens, stage.choice.token_budget[:, None])
+    depth = machine.depth[:, None]
+    chunks = prefill_chunks(nodes.tokens, token_budget[:, None])
     return pass_s * (1.0 + (depth - 1.0) / chunks) / depth
 
 
@@ -189,20 +180,59 @@ def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array
     return jnp.where(apart.reshape(shape), time, 0.0)
 
 
+class Sharing(NamedTuple):
+    """Which pools the phases share, booleans of shape (n,)."""
+
+    attention: Array  # prefill attention runs in a pool that also decodes
+    ffn: Array  # so do the feed-forward layers of prefill
+    moves: Array  # the KV cache goes from one pool to another
+
+
+def _sharing(resolved: Resolved) -> Sharing:
+    pa, pf, da, df = (s.choice.pool for s in resolved.stages[1:])
+    return Sharing((pa == da) | (pa == df), (pf == da) | (pf == df), pa != da)
+
+
+def _bundles(resolved: Resolved, catalog: Catalog, sharing: Sharing, context_sd: Array) -> tuple[Bundle, Bundle]:
+    """The machines of prefill and of decode. Where they share a pool, one prefills for one that decodes."""
+    pa, pf, da, df = resolved.stages[1:]
+    prefill, decode = pa.choice.replicas, da.choice.replicas
+    if resolved.activations is not None:
+        joint = pa.choice.pool == pf.choice.pool, da.choice.pool == df.choice.pool
+        prefill = jnp.where(joint[0], prefill, common_divisor(prefill, pf.choice.replicas))
+        decode = jnp.where(joint[1], decode, common_divisor(decode, df.choice.replicas))
+        one_for_one, both = sharing.attention | sharing.ffn, common_divisor(prefill, decode)
+        prefill, decode = (jnp.where(one_for_one, both, count) for count in (prefill, decode))
+    paces = (None, None)
+    if resolved.correction is not None:
+        paces = resolved.correction.prefill_factor, resolved.correction.decode_factor
+    return (
+        bundle(resolved, catalog, pa, pf, prefill, 0.0 * context_sd, paces[0]),
+        bundle(resolved, catalog, da, df, decode, context_sd, paces[1]),
+    )
+
+
 def coefficients(resolved: Resolved, catalog: Catalog) -> tuple[StageCoefficients, StageCoefficients]:
     """(prefill, decode): step coefficients of their attention and feed-forward stages, at the pace measured locally."""
-    llm, engine, kv = catalog.llm, catalog.engine, resolved.kv_bytes_per_element
-    p, d = resolved.prefill_attention, resolved.decode_attention
-    prefill = attention_coefficients(p, llm, engine, kv), ffn_coefficients(resolved.prefill_ffn, llm, engine)
-    decode = attention_coefficients(d, llm, engine, kv), ffn_coefficients(resolved.decode_ffn, llm, engine)
-    if resolved.correction is None:
-        return prefill, decode
-    paces = resolved.correction.prefill_factor, resolved.correction.decode_factor
-    scaled = [
-        jax.tree.map(lambda leaf, pace=pace: leaf * pace, stages)
-        for stages, pace in zip((prefill, decode), paces, strict=True)
-    ]
-    return scaled[0], scaled[1]
+    machines = _bundles(resolved, catalog, _sharing(resolved), jnp.zeros_like(resolved.balanced))
+    prefill, decode = ((machine.attention, machine.ffn) for machine in machines)
+    return prefill, decode
+
+
+def _held_share(sharing: Sharing, hit: PrefillNodes, time: PrefillTime, machine: Bundle) -> Array:
+    """Share of a prefill's occupancy of its bundle in which it holds decode up: all of it where both its sides run in
+    pools that decode, else what it spends on the side that does."""
+    if machine.split is None:
+        return jnp.where(sharing.attention, 1.0, 0.0)
+    busy, attention, ffn = (jnp.sum(hit.weight * x, -1) for x in (time.busy_s, time.attention_s, time.ffn_s))
+    one_side = jnp.where(sharing.attention, attention, jnp.where(sharing.ffn, ffn * machine.ways, 0.0)) / busy
+    return jnp.where(sharing.attention & sharing.ffn, 1.0, jnp.minimum(one_side, 1.0))
+
+
+def _bundle_memory(memory: Memory, workers: Array, shared_prefix_tokens: Array) -> Memory:
+    """Memory of a bundle whose every worker holds the shared prefix; that of the model counts it once."""
+    extra = (workers - 1.0) * shared_prefix_tokens
+    return memory._replace(capacity_tokens=workers * memory.capacity_tokens - extra)
 
 
 def request_s(resolved: Resolved, workload: Workload, engine: Engine) -> tuple[Array, Array]:
@@ -222,54 +252,57 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     """Everything the load does not change."""
     llm, engine = catalog.llm, catalog.engine
     p, d = resolved.prefill_attention, resolved.decode_attention
-    prefill, decode = coefficients(resolved, catalog)
-    split = jnp.where(p.choice.pool == d.choice.pool, 0.0, 1.0)
-    hit = _select(split, workload.resident, workload.recomputed)
-    hit_terms = _node_prefill(hit, *prefill, resolved, catalog)
-    hit_s = hit_terms.total_s
-    missed_s = _node_prefill(workload.missed, *prefill, resolved, catalog).total_s
-    hit_latency_s = _pipelined(hit_s, hit, p)
-    missed_latency_s = _pipelined(missed_s, workload.missed, p)
-    mean_terms = StepTime(*(jnp.sum(hit.weight * term, -1) for term in hit_terms))
-    token_s, pair_s = prefill_marginal(*prefill, llm)
-    ways = p.choice.pipeline_parallel * p.choice.data_parallel
-    budget = p.choice.token_budget
-    contexts = jnp.concatenate([hit.context, jnp.broadcast_to(workload.missed.context, hit.context.shape)], axis=-1)
+    one, budget = jnp.ones_like(p.choice.replicas), p.choice.token_budget
+    sharing = _sharing(resolved)
+    prefill, decode = _bundles(resolved, catalog, sharing, jnp.sqrt(workload.decode_context_var) * one)
+    hit = _select(jnp.where(sharing.moves, 1.0, 0.0), workload.resident, workload.recomputed)
+    lost = workload.missed
+    hit_time = prefill_call(prefill, llm, hit.tokens, hit.pairs, hit.context, budget)
+    lost_time = prefill_call(prefill, llm, lost.tokens, lost.pairs, lost.context, budget)
+    hit_latency_s = _pipelined(hit_time.alone.total_s, hit, prefill, budget)
+    missed_latency_s = _pipelined(lost_time.alone.total_s, lost, prefill, budget)
+    token_s, pair_s, ways = hit_time.token_s, hit_time.pair_s, prefill.ways
+    contexts = jnp.concatenate([hit.context, jnp.broadcast_to(lost.context, hit.context.shape)], axis=-1)
     transfer_s = kv_transfer_s(resolved, catalog, contexts)
     nodes = hit.weight.shape[-1]
+    shared = _held_share(sharing, hit, hit_time, prefill)
+    prefill_memory = pool_memory(resolved, p, llm, engine, workload.mean_prompt)
+    decode_memory = pool_memory(resolved, d, llm, engine, workload.decode_context)
     prefill_latency_s = jnp.sum(hit.weight * hit_latency_s, -1)
-    lost_latency_s = jnp.sum(workload.missed.weight * missed_latency_s, -1)
+    lost_latency_s = jnp.sum(lost.weight * missed_latency_s, -1)
     recompute_s = (lost_latency_s - prefill_latency_s) / continued_share(workload)
     pools = Pools(
-        attention=decode[0],
-        ffn=decode[1],
-        resident=_service_moments(hit, hit_s, token_s, pair_s, 1.0 / ways),
-        missed=_service_moments(workload.missed, missed_s, token_s, pair_s, 1.0 / ways),
+        decode=decode,
+        resident=_service_moments(hit, hit_time.busy_s, token_s, pair_s, 1.0 / ways),
+        missed=_service_moments(lost, lost_time.busy_s, lost_time.token_s, lost_time.pair_s, 1.0 / ways),
         resident_chunks=_mean_chunks(hit, budget),
-        missed_chunks=_mean_chunks(workload.missed, budget),
+        missed_chunks=_mean_chunks(lost, budget),
         marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs,
+        mate=_mate(hit, token_s, pair_s, budget),
         prefill_latency_s=prefill_latency_s,
         missed_latency_s=lost_latency_s,
-        prefill_memory=pool_memory(resolved, p, llm, engine, workload.mean_prompt),
-        decode_memory=pool_memory(resolved, d, llm, engine, workload.decode_context),
-        prefill_replicas=p.choice.replicas,
-        decode_replicas=d.choice.replicas,
+        prefill_memory=_bundle_memory(prefill_memory, prefill.workers, workload.shared_prefix_tokens),
+        decode_memory=_bundle_memory(decode_memory, decode.workers, workload.shared_prefix_tokens),
+        prefill_replicas=prefill.count,
+        decode_replicas=decode.count,
+        prefill_workers=prefill.workers,
         prefill_ways=ways,
-        pipeline_parallel=d.choice.pipeline_parallel,
-        data_parallel=d.choice.data_parallel,
+        prefill_ranks=jnp.where(prefill.workers > 1.0, 1.0, p.choice.data_parallel),
         token_budget=budget,
-        max_batch=d.choice.max_batch,
-        shared=1.0 - split,
-        chunked=(1.0 - split) * p.choice.chunked,
+        max_batch=d.choice.max_batch * decode.workers,
+        shared=shared,
+        holding_ways=jnp.where(sharing.attention, ways, 1.0),
+        moves=jnp.where(sharing.moves, 1.0, 0.0),
+        chunked=jnp.where(sharing.attention & sharing.ffn & ~sharing.moves, p.choice.chunked, 0.0),
         prefill_balanced=resolved.balanced,
-        decode_balanced=jnp.maximum(resolved.balanced, split),
+        decode_balanced=jnp.where(sharing.moves, 1.0, resolved.balanced),
         transfer_s=jnp.sum(hit.weight * transfer_s[:, :nodes], -1),
         transfer_s2=jnp.sum(hit.weight * transfer_s[:, :nodes] ** 2, -1),
-        request_s=request_s(resolved, workload, engine)[0] * jnp.ones_like(split),
-        reserve_tokens=workload.decode_context
-        + (engine.reserve_output_share - 0.5) * workload.mean_output * jnp.ones_like(split),
-        reload=reload(resolved, hit, workload, llm, recompute_s),
+        request_s=request_s(resolved, workload, engine)[0] * one,
+        reserve_tokens=workload.decode_context + (engine.reserve_output_share - 0.5) * workload.mean_output * one,
+        reload=reload(resolved, hit, workload, llm, recompute_s, prefill.workers),
     )
+    mean_terms = StepTime(*(jnp.sum(hit.weight * term, -1) for term in hit_time.alone))
     return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
 
 
@@ -323,7 +356,7 @@ def _surge(pools: Pools, workload: Workload, llm: LLM, rate: Array) -> Array:
 def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalog: Catalog) -> TokenTime:
     """Distribution of the time per output token, per output node."""
     context = workload.decode_context
-    per_context = context_s(pools, catalog.llm, context)
+    per_context = point.context_s
     a, b, own = point.fixed_s, point.marginal_s, point.own_batch
     batch, busy = point.seen_batch, point.state.decode_busy
     steps = jnp.maximum(workload.output_steps, 1.0)
@@ -331,31 +364,37 @@ def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalo
     base = a + (b - per_context * context) * own + per_context * context * (own - 1.0) + 0.3 * b * point.batch_mates
     base = base[:, None] + per_context[:, None] * workload.output_context
     # A call from another pool waits for the step in progress; one from the same pool starts with a step of its own.
-    base = base + jnp.where(pools.shared > 0.5, 0.0, 0.5 * step)[:, None] / steps
+    own_step_s = jnp.where(pools.moves > 0.5, step, 0.0)[:, None]
+    base = base + 0.5 * own_step_s * workload.output_inverse
 
     spread = b**2 * point.batch_variance + per_context**2 * batch * workload.decode_context_var
     memory_s = workload.mean_steps2 / workload.mean_steps * step * point.slowdown / (1.0 - busy)
     variance = spread[:, None] * autocorrelation_share(steps * (step * point.slowdown / memory_s)[:, None])
     variance = variance + per_context[:, None] ** 2 * workload.output_context_var
+    inverse, inverse2 = workload.output_inverse, workload.output_inverse2
+    variance = variance + own_step_s**2 * (inverse2 / 3.0 - inverse**2 / 4.0)
     mean = base + (b * batch)[:, None]
-    probability, stall_s, stall_variance = _stalls(point, pools, mean, steps)
+    probability, stall_s, stall_variance = _stalls(point, pools, workload, mean, steps)
     return TokenTime(base, b * batch, variance, probability, stall_s, stall_variance)
 
 
-def _stalls(point: OperatingPoint, pools: Pools, token_s: Array, steps: Array) -> tuple[Array, Array, Array]:
+def _stalls(
+    point: OperatingPoint, pools: Pools, workload: Workload, token_s: Array, steps: Array
+) -> tuple[Array, Array, Array]:
     """(probability, mean, variance) of what prefill in the pool adds to a call's TPOT, per output node (n, O).
 
     A call is stalled if a prefill starts while it decodes, or was ahead of it when it began; else not at all.
     """
-    idle = 1.0 - point.prefill_share
-    ahead_s = 0.5 * point.prefill_rate * point.service.second / idle + point.service.first
-    exposed_s = steps * token_s + ahead_s[:, None]
-    probability = jnp.clip(-jnp.expm1(-point.prefill_rate[:, None] * exposed_s), 1e-6, 1.0)
-    mean = (point.slowdown - 1.0)[:, None] * token_s + point.prefill_delay_s[:, None] / steps
+    # A queue is empty behind a call that leaves it with probability 1 - utilization.
+    left = 1.0 - jnp.clip(point.prefill_utilization, 0.0, 1.0)[:, None]
+    probability = jnp.clip(1.0 - left * jnp.exp(-point.prefill_rate[:, None] * steps * token_s), 1e-6, 1.0)
+    passes = point.burst_passes + 1e-6
+    lasts = jnp.expm1(-steps / passes[:, None]) / jnp.expm1(-workload.mean_steps / passes)[:, None]
+    mean = (point.slowdown - 1.0)[:, None] * token_s + point.prefill_delay_s[:, None] * lasts / steps
     variance = _stall_variance(point, pools, steps)
     given = mean / probability
     given_variance = jnp.maximum((variance + mean**2) / probability - given**2, 0.02 * given**2)
-    return pools.shared[:, None] * probability, given, given_variance
+    return jnp.where(pools.shared > 0.0, 1.0, 0.0)[:, None] * probability, given, given_variance
 
 
 def _stall_variance(point: OperatingPoint, pools: Pools, steps: Array) -> Array:
@@ -377,24 +416,30 @@ def _latency(
     pools: Pools,
     prefill: Prefill,
     weight: Array,
-    wait: Wait,
+    waits: CallWaits,
     workload: Workload,
     resolved: Resolved,
     catalog: Catalog,
 ) -> Latency:
     token = _token_times(point, pools, workload, catalog)
-    stretch = jnp.where(pools.chunked > 0.5, point.stretch, 1.0)
-    prefill_s = prefill.latency_s * stretch[:, None] + prefill.transfer_s + pools.request_s[:, None]
+    wait, brief = waits.long, waits.brief
+    prefill_s = prefill.latency_s * point.riding[:, None] + prefill.transfer_s + pools.request_s[:, None]
     output = jnp.sum(workload.output_weight * workload.output_steps * token.mean_s, -1)
     square = token.mean_s**2 + token.total_variance
     output2 = jnp.sum(workload.output_weight * workload.output_steps**2 * square, -1)
     first = jnp.sum(weight * prefill_s, -1)
     first2 = jnp.sum(weight * prefill_s**2, -1)
-    first_chunk_s = catalog.engine.first_chunk_steps * jnp.sum(workload.output_weight * token.mean_s, -1)
-    call_mean = wait.average_s + first + output
-    call_variance = wait.variance_s2 + jnp.maximum(first2 - first**2, 0.0) + jnp.maximum(output2 - output**2, 0.0)
+    call_mean = wait.average_s + brief.average_s + first + output
+    first_chunk_s, moving, stall = _first_chunk(token, workload, catalog.engine.first_chunk_steps)
+    call_variance = (
+        wait.variance_s2
+        + brief.variance_s2
+        + jnp.maximum(first2 - first**2, 0.0)
+        + jnp.maximum(output2 - output**2, 0.0)
+    )
     return Latency(
         wait=wait,
+        brief=brief,
         prefill_s=prefill_s,
         prefill_weight=weight,
         token=token,
@@ -406,8 +451,29 @@ def _latency(
         gap_variance=workload.gap_var_s,
         call_mean_s=call_mean,
         call_variance=call_variance,
-        first_chunk_s=jnp.maximum(first_chunk_s + request_s(resolved, workload, catalog.engine)[1], 0.0),
+        # A measured constant may say that the first chunk is held back less than the engine does.
+        first_chunk_s=first_chunk_s + jnp.maximum(request_s(resolved, workload, catalog.engine)[1], -first_chunk_s),
+        first_chunk_batch=moving,
+        first_chunk_stall=stall,
     )
+
+
+def _first_chunk(token: TokenTime, workload: Workload, most_steps: Array) -> tuple[Array, Wait, Wait]:
+    """(seconds from the first token to the first chunk's arrival, those that move with the batch, what stalls add):
+    of a few steps, or of all there are."""
+    steps = jnp.minimum(workload.output_steps, most_steps)
+    weight = workload.output_weight
+    base_s = jnp.sum(weight * steps * token.base_s, -1)
+    moving_s = jnp.sum(weight * steps, -1) * token.batch_s + TINY
+    variance = jnp.sum(weight * steps**2 * token.variance, -1)
+    moving = Wait(jnp.ones_like(moving_s), moving_s, jnp.clip(variance / moving_s**2, 0.02, 3.0))
+    stalled = weight * token.stall_probability
+    probability = jnp.sum(stalled, -1)
+    total_s = jnp.sum(stalled * steps * token.stall_s, -1)
+    second = jnp.sum(stalled * steps**2 * (token.stall_variance + token.stall_s**2), -1)
+    mean_s = total_s / (probability + TINY)
+    cv2 = second / (probability * mean_s**2 + TINY) - 1.0
+    return base_s, moving, Wait(probability, mean_s, jnp.clip(cv2, 0.02, 1e4))
 
 
 def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:
@@ -423,13 +489,13 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     weight = jnp.concatenate([hit.weight * (1.0 - miss), missed_weight * miss], -1)
 
     waits = call_waits(point, pools, workload, catalog.llm, seen)
-    latency = _latency(point, pools, prefill, weight, waits.total, workload, resolved, catalog)
+    latency = _latency(point, pools, prefill, weight, waits, workload, resolved, catalog)
     if workload.concurrent_sessions is not None:
         latency = held_back(latency, rate, workload)
     if workload.first_wave_share is not None:
         latency = first_wave(latency, point, pools, workload, catalog.engine)
     decode_use = decode_utilization(point, pools, workload, catalog.llm)
-    money = fleet(resolved, catalog.economy, pool_use(pools, point.prefill_utilization, decode_use))
+    money = fleet(resolved, catalog.economy, pool_use(resolved, point.prefill_utilization, decode_use))
     return Performance(
         latency=latency,
         point=point,
@@ -455,10 +521,15 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     )
 
 
-def pool_use(pools: Pools, prefill: Array, decode: Array) -> tuple[Array, ...]:
-    """Share of time that the pool of each stage is busy."""
-    joint, busiest = pools.shared > 0.5, jnp.maximum(prefill, decode)
-    return tuple(jnp.where(joint, busiest, own) for own in (prefill, prefill, prefill, decode, decode))
+def pool_use(resolved: Resolved, prefill: Array, decode: Array) -> tuple[Array, ...]:
+    """Share of time that the pool of each stage is busy: with what keeps it busiest."""
+    stages, found = resolved.stages, []
+    for stage in stages:
+        use = jnp.zeros_like(prefill)
+        for other, share in zip(stages[1:], (prefill, prefill, decode, decode), strict=True):
+            use = jnp.where(other.choice.pool == stage.choice.pool, jnp.maximum(use, share), use)
+        found.append(use)
+    return tuple(found)
 
 
 def limits_broken(
@@ -470,13 +541,22 @@ def limits_broken(
     catalog: Catalog,
 ) -> Violations:
     """Excess over each limit at these utilizations."""
+    economy, engine = catalog.economy, catalog.engine
     p, d = resolved.prefill_attention, resolved.decode_attention
-    economy = catalog.economy
-    memory = pools.prefill_memory, pools.decode_memory
-    short = [-m.free_bytes / s.hardware.memory_bytes for m, s in zip(memory, (p, d), strict=True)]
-    room = jnp.minimum(memory[0].capacity_tokens, memory[1].capacity_tokens)
+    others = (
+        [resolved.encode]
+        if resolved.activations is None
+        else [resolved.encode, resolved.prefill_ffn, resolved.decode_ffn]
+    )
+    memory = [pool_memory(resolved, s, catalog.llm, engine, workload.mean_prompt) for s in others]
+    memory += [pools.prefill_memory, pools.decode_memory]
+    short = [-m.free_bytes / s.hardware.memory_bytes for m, s in zip(memory, (*others, p, d), strict=True)]
+    room = jnp.minimum(
+        pools.prefill_memory.capacity_tokens / pools.prefill_workers,
+        pools.decode_memory.capacity_tokens / pools.decode.workers,
+    )
     return Violations(
-        weights=jnp.maximum(*short),
+        weights=functools.reduce(jnp.maximum, short),
         kv_cache=workload.max_tokens / jnp.maximum(room, 1.0) - 1.0,
         prefill=busy.prefill - 1.0,
         decode=busy.decode - 1.0,
@@ -494,11 +574,12 @@ def _doubts(
     service_cv2 = point.service.second / (point.service.first**2 + TINY) - 1.0
     moved = jnp.abs(point.state.batch / state.batch - 1.0) > 0.05
     return Doubts(
-        shared_pool_busy=(pools.shared > 0.5) & (jnp.maximum(point.prefill_utilization, decode_use) > 0.5),
+        shared_pool_busy=(pools.shared > 0.0) & (jnp.maximum(point.prefill_utilization, decode_use) > 0.5),
         decode_busy=point.state.decode_busy > 0.8,
         batch_limit=waits.admission.probability > 0.02,
         link_busy=(waits.link_utilization > 0.3) & (waits.departures_cv2 > 1.5),
-        few_prefill_engines=(pools.shared < 0.5) & (pools.prefill_replicas <= 2.0) & (service_cv2 > 4.0),
+        few_prefill_engines=(pools.shared <= 0.0) & (pools.prefill_replicas <= 2.0) & (service_cv2 > 4.0),
         cache_unsettled=tipped | moved,
-        cache_short=state.miss > 0.02,
+        cache_short=state.miss > jnp.where(pools.shared > 0.5, 0.02, 0.05),
+        in_step=(pools.shared > 0.5) & (pools.prefill_ways > 1.0),
     )

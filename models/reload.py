@@ -16,11 +16,13 @@ from breakeven.models.workload import PrefillNodes, Workload
 class Reload(NamedTuple):
     """The tiers of an engine that prefills, nearest first; shapes (n, LEVELS)."""
 
-    capacity_tokens: Array  # of one engine, or of the whole pool where it is shared; 0 where reading takes too long
+    capacity_tokens: (
+        Array  # of one bundle of engines, or of the whole pool where it is shared; 0 where reading takes too long
+    )
     mean_s: Array  # of reading a continued call's prefix
     second_s2: Array
     shared: Array
-    paths: Array  # ways an engine reads at once, (n,)
+    paths: Array  # ways a bundle reads at once, (n,)
 
 
 def tier_bytes_per_s(tiers: TierRows, nic_bytes_per_s: Array, host_bytes_per_s: Array) -> Array:
@@ -29,11 +31,14 @@ def tier_bytes_per_s(tiers: TierRows, nic_bytes_per_s: Array, host_bytes_per_s: 
     return jnp.minimum(tiers.read_bytes_per_s, tiers.path_efficiency * path)
 
 
-def reload(resolved: Resolved, nodes: PrefillNodes, workload: Workload, llm: LLM, recompute_s: Array) -> Reload | None:
+def reload(
+    resolved: Resolved, nodes: PrefillNodes, workload: Workload, llm: LLM, recompute_s: Array, workers: Array
+) -> Reload | None:
     """Tiers of each candidate, (n, LEVELS); None where the catalogue has none.
 
     Every rank that holds a shard of the cache reads it over its own path. `recompute_s` is what computing a lost
-    prefix anew adds to a continued call, mean, (n,): a tier that takes longer is not used.
+    prefix anew adds to a continued call, mean, (n,): a tier that takes longer is not used. `workers` engines share a
+    prefill bundle.
     """
     tiers = resolved.tiers
     if tiers is None:
@@ -52,9 +57,9 @@ def reload(resolved: Resolved, nodes: PrefillNodes, workload: Workload, llm: LLM
     second_s2 = tiers.latency_s * (2.0 * mean_s - tiers.latency_s) + second[:, None] * pace**2
     per_token = kv_bytes_per_token(llm, kv, workload.mean_prompt)
     held = tiers.capacity_bytes * (accelerators / per_token)[:, None]
-    held = held * jnp.where(tiers.shared > 0.5, choice.replicas[:, None], 1.0)
+    held = held * jnp.where(tiers.shared > 0.5, choice.replicas[:, None], workers[:, None])
     quicker = mean_s < recompute_s[:, None]
-    return Reload(jnp.where(quicker, held, 0.0), mean_s, second_s2, tiers.shared, choice.data_parallel)
+    return Reload(jnp.where(quicker, held, 0.0), mean_s, second_s2, tiers.shared, choice.data_parallel * workers)
 
 
 def continued_share(workload: Workload) -> Array:

@@ -26,7 +26,7 @@ def screen(deployment: Deployment, workload: Workload, catalog: Catalog) -> Viol
     resolved = resolve(deployment, catalog)
     pools, _, _ = build_pools(resolved, workload, catalog)
     least = _least(pools, workload, catalog)
-    money = fleet(resolved, catalog.economy, pool_use(pools, least.prefill, least.decode))
+    money = fleet(resolved, catalog.economy, pool_use(resolved, least.prefill, least.decode))
     return limits_broken(resolved, pools, workload, least, money, catalog)
 
 
@@ -41,4 +41,5 @@ def _least(pools: Pools, workload: Workload, catalog: Catalog) -> Busy:
     prefill = prefill_rate * pools.marginal_s / pools.prefill_ways
     decode = decode_load(pools, workload, catalog.llm, decode_rate, none, none)
     decode = jnp.where(pools.chunked > 0.5, none, decode)  # tokens that ride with chunks take no step of their own
-    return Busy(prefill - MARGIN, decode - MARGIN, prefill_rate * pools.transfer_s - MARGIN, none)
+    link = prefill_rate * pools.transfer_s / pools.prefill_workers
+    return Busy(prefill - MARGIN, decode - MARGIN, link - MARGIN, none)

@@ -20,6 +20,7 @@ from breakeven.models.workload import Workload
 class Outcome(NamedTuple):
     """What a candidate costs and achieves, arrays of shape (n,); the columns of front.csv."""
 
+    trust: Array  # inside the region where simulation confirmed the queueing approximations
     feasible: Array  # fits, is stable and within the study's limits
     meets_slo: Array  # feasible, the target is met and so is every fraction of a single bound
     cost_per_hour_usd: Array
@@ -51,7 +52,7 @@ class Outcome(NamedTuple):
     utilization_prefill: Array
     utilization_decode: Array
     utilization_link: Array
-    decode_batch: Array
+    decode_batch: Array  # of one attention engine
     cache_hit: Array  # continued calls that find their prefix, in HBM or a tier below
     cache_reload: Array  # of them all, those that read it from a tier below HBM
     mfu_prefill: Array
@@ -69,16 +70,24 @@ def _model_flops_per_token(catalog: Catalog, pairs_per_token: Array) -> Array:
     return 2.0 * active + llm.prefill_flops_per_pair * jnp.minimum(pairs_per_token, llm.sparse_topk)
 
 
-def _engine_accelerators(stage: ResolvedStage) -> Array:
-    return stage.choice.tensor_parallel * stage.choice.data_parallel * stage.choice.pipeline_parallel
+def _phase_total(attention: ResolvedStage, ffn: ResolvedStage, name: str) -> Array:
+    """A peak of the hardware, summed over the accelerators of the pools that one phase runs on."""
+
+    def total(stage: ResolvedStage) -> Array:
+        choice = stage.choice
+        engine = choice.tensor_parallel * choice.data_parallel * choice.pipeline_parallel
+        return choice.replicas * engine * getattr(stage.hardware, name)
+
+    return total(attention) + jnp.where(attention.choice.pool == ffn.choice.pool, 0.0, total(ffn))
 
 
 def _decode_traffic(resolved: Resolved, found: Performance, workload: Workload, catalog: Catalog) -> Array:
-    """Bytes an engine moves per generated token: the weights once per micro-batch, and the sequence's KV cache."""
-    llm, d, f = catalog.llm, resolved.decode_attention, resolved.decode_ffn
-    weights = llm.attention_weights * d.attention_bytes + llm.dense_weights * f.dense_bytes
-    weights = weights + llm.head_weights * f.head_bytes + llm.expert_weights * f.experts_bytes
-    per_token = weights * d.choice.pipeline_parallel / jnp.maximum(found.point.state.batch, 1.0)
+    """Bytes moved per generated token: the weights once per micro-batch, and the sequence's KV cache."""
+    llm, machine = catalog.llm, found.pools.decode
+    d, f = resolved.decode_attention, resolved.decode_ffn
+    weights = llm.dense_weights * f.dense_bytes + llm.head_weights * f.head_bytes + llm.expert_weights * f.experts_bytes
+    weights = weights * machine.ffn_engines + llm.attention_weights * d.attention_bytes * machine.workers
+    per_token = weights * machine.micro_batches / jnp.maximum(found.point.state.batch, 1.0)
     kv = kv_bytes_per_token(llm, resolved.kv_bytes_per_element, workload.decode_context)
     return per_token + kv * jnp.minimum(workload.decode_context, llm.sparse_topk)
 
@@ -98,11 +107,16 @@ def outcome(
     session_mean = session_mean + (workload.calls_per_session - 1.0) * workload.gap_mean_s
     served = jnp.where(feasible, 1.0, 0.0)
     in_progress, success = found.session_rate * session_mean, catalog.economy.success_rate
-    p, d = resolved.prefill_attention, resolved.decode_attention
+    p = resolved.prefill_attention, resolved.prefill_ffn
+    d = resolved.decode_attention, resolved.decode_ffn
     pairs = workload.resident.mean_pairs / workload.resident.mean_tokens
     prefill_flops = workload.resident.mean_tokens * _model_flops_per_token(catalog, pairs)
-    decode_tokens = found.point.decode_rate * workload.mean_steps
+    decode_tokens = calls * workload.mean_steps
+    doubtful = jnp.zeros_like(feasible)
+    for doubt in found.doubts:
+        doubtful = doubtful | doubt
     return Outcome(
+        trust=~doubtful,
         feasible=feasible,
         meets_slo=feasible & (met.slo >= slo.target) & (short <= 0.0),
         cost_per_hour_usd=cost,
@@ -136,16 +150,16 @@ def outcome(
         utilization_prefill=found.utilization_prefill,
         utilization_decode=found.utilization_decode,
         utilization_link=found.utilization_link,
-        decode_batch=found.point.state.batch,
+        decode_batch=found.point.state.batch / found.pools.decode.workers,
         cache_hit=1.0 - found.point.state.miss,
         cache_reload=found.reload.probability / continued_share(workload),
-        mfu_prefill=found.point.prefill_rate * prefill_flops / (_engine_accelerators(p) * p.hardware.bf16_flops_per_s),
+        mfu_prefill=calls * prefill_flops / _phase_total(*p, "bf16_flops_per_s"),
         mfu_decode=decode_tokens
         * _model_flops_per_token(catalog, workload.decode_context)
-        / (_engine_accelerators(d) * d.hardware.bf16_flops_per_s),
+        / _phase_total(*d, "bf16_flops_per_s"),
         mbu_decode=decode_tokens
         * _decode_traffic(resolved, found, workload, catalog)
-        / (_engine_accelerators(d) * d.hardware.memory_bandwidth_bytes_per_s),
+        / _phase_total(*d, "memory_bandwidth_bytes_per_s"),
         violations=found.violations,
         doubts=found.doubts,
     )

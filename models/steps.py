@@ -12,7 +12,7 @@ from curves fitted to measured kernels (`operators`), what the serving engine ad
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,27 +39,35 @@ ATTENTION_PRODUCTS, FFN_PRODUCTS = 2.0, 2.0  # kernels per layer: query/key/valu
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Coefficients:
-    """Seconds that one stage adds to a step of one engine, by cause; every field of shape (n,).
+    """Seconds that one stage adds to a step of one engine, by cause; every field of shape (n,), or None where a stage
+    has no such part.
 
     `token` is one token of one attention replica (data-parallel rank); `expert_token` one token of the engine.
     """
 
     step_s: Array  # launches, scheduling and latency of collectives, each step
-    weight_s: Array  # reading the weights of the dense products
-    token_s: Array  # arithmetic of the dense products
-    expert_s: Array  # reading every expert once
-    expert_token_s: Array  # arithmetic of the experts
-    permute_token_s: Array  # sorting one token's copies by expert and summing them again
     collective_token_s: Array  # bytes of all-reduce and all-to-all
     collective_root_s: Array  # what short messages lose of the link, per square root of tokens
     activation_token_s: Array  # norms, residuals, quantisation: memory passes over the hidden state
     sequence_s: Array  # scheduler, window and recurrent state
-    context_s: Array  # each cached token a decoding sequence attends to (all of them)
-    selected_context_s: Array  # the same, for those that sparse attention selects
-    prefill_context_s: Array  # reading one cached token in a prefill chunk
-    pair_s: Array  # one query-key pair of prefill
-    selected_pair_s: Array  # the same, for pairs that sparse attention selects
-    query_s: Array  # attention of one prefill token whatever its context: masked tiles, window and linear layers
+    projection_s: Array | None = None  # reading the weights of attention's projections
+    projection_token_s: Array | None = None  # their arithmetic
+    context_s: Array | None = None  # each cached token a decoding sequence attends to (all of them)
+    selected_context_s: Array | None = None  # the same, for those that sparse attention selects
+    prefill_context_s: Array | None = None  # reading one cached token in a prefill chunk
+    pair_s: Array | None = None  # one query-key pair of prefill
+    selected_pair_s: Array | None = None  # the same, for pairs that sparse attention selects
+    query_s: Array | None = None  # attention of one prefill token whatever its context: masked tiles, window, linear
+    weight_s: Array | None = None  # reading the weights of the dense feed-forward products
+    token_s: Array | None = None  # their arithmetic
+    expert_s: Array | None = None  # reading every expert once
+    expert_token_s: Array | None = None  # arithmetic of the experts
+    permute_token_s: Array | None = None  # sorting one token's copies by expert and summing them again
+
+    def __add__(self, other: "Coefficients") -> "Coefficients":
+        """Both stages on one engine."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__}
+        return Coefficients(**{name: b if a is None else a if b is None else a + b for name, (a, b) in pairs.items()})
 
 
 class StepTime(NamedTuple):
@@ -70,10 +78,22 @@ class StepTime(NamedTuple):
     attention_s: Array  # KV cache traffic and score/value products
     collective_s: Array
     overhead_s: Array
+    transfer_s: Array = cast(
+        Array, 0.0
+    )  # activations between attention and feed-forward pools, as far as nothing hides it
 
     @property
     def total_s(self) -> Array:
-        return self.products_s + self.experts_s + self.attention_s + self.collective_s + self.overhead_s
+        computed_s = self.products_s + self.experts_s + self.attention_s
+        return computed_s + self.collective_s + self.overhead_s + self.transfer_s
+
+    def scaled(self, factor: Array) -> "StepTime":
+        """Every part times `factor`."""
+        return StepTime(*(part * factor for part in self))
+
+    def plus(self, other: "StepTime") -> "StepTime":
+        """The sum, part by part."""
+        return StepTime(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 def collective_bytes_per_s(hw: Hardware, ranks: Array) -> Array:
@@ -162,18 +182,14 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
     index_pair_s = compute_s(prefill, llm.index_flops_per_pair, t * peak)
     full_pair_s = pair_s(prefill, llm.prefill_flops_per_pair, llm.head_pair_flops, t * peak)
     window_pair_s = pair_s(prefill, llm.window_flops_per_pair, llm.head_pair_flops, t * peak)
-    zero = jnp.zeros_like(t)
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
         + llm.layers * llm.mla * engine.latent_layer_s * _slow_host(stage, engine)
         + llm.layers * kernels_s
         + engine.step_s
         + latency_s,
-        weight_s=llm.attention_weights * stage.attention_bytes / (t * stage.attention_read_bytes_per_s),
-        token_s=2.0 * llm.attention_weights / (t * stage.attention_flops_per_s),
-        expert_s=zero,
-        expert_token_s=zero,
-        permute_token_s=zero,
+        projection_s=llm.attention_weights * stage.attention_bytes / (t * stage.attention_read_bytes_per_s),
+        projection_token_s=2.0 * llm.attention_weights / (t * stage.attention_flops_per_s),
         collective_token_s=token_s,
         collective_root_s=root_s,
         activation_token_s=_activations_s(stage, llm, engine),
@@ -199,18 +215,20 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
     )
 
 
-def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coefficients:
-    """Coefficients of a feed-forward stage: dense layers, shared experts, LM head, routed experts, collectives."""
+def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Array | float = 0.0) -> Coefficients:
+    """Coefficients of a feed-forward stage: dense layers, shared experts, LM head, routed experts, collectives.
+
+    Where it stands `apart` from attention (1.0), tokens come from there to their experts: nothing is left to dispatch.
+    """
     hw, choice = stage.hardware, stage.choice
     t, ranks = choice.tensor_parallel, choice.tensor_parallel * choice.data_parallel
     imbalance = jnp.where(choice.expert_parallel > 1.0, engine.expert_imbalance, 1.0)
     expert_share = llm.experts_active / jnp.maximum(llm.experts, 1.0)
     latency_s, token_s, root_s = _allreduce(stage, llm, engine)
-    dispatch_s, dispatch_token_s, dispatch_root_s = _alltoall(stage, llm, engine)
+    dispatch_s, dispatch_token_s, dispatch_root_s = (x * (1.0 - apart) for x in _alltoall(stage, llm, engine))
     weight_s = llm.dense_weights * stage.dense_bytes / stage.dense_read_bytes_per_s
     head_s = llm.head_weights * stage.head_bytes / stage.head_read_bytes_per_s
     routed = llm.moe_layers * llm.experts_active * llm.hidden / choice.expert_parallel
-    zero = jnp.zeros_like(t)
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
         + llm.layers * FFN_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"]
@@ -226,12 +244,6 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coeffici
         collective_root_s=root_s + dispatch_root_s,
         activation_token_s=_activations_s(stage, llm, engine),
         sequence_s=2.0 * llm.head_weights / (t * stage.head_flops_per_s) / choice.data_parallel,
-        context_s=zero,
-        selected_context_s=zero,
-        prefill_context_s=zero,
-        pair_s=zero,
-        selected_pair_s=zero,
-        query_s=zero,
     )
 
 
@@ -241,37 +253,33 @@ def expert_hit_share(tokens: Array, llm: LLM) -> Array:
     return -jnp.expm1(tokens * jnp.log1p(-miss))
 
 
-def decode_step(
-    attention: Coefficients,
-    ffn: Coefficients,
-    llm: LLM,
-    batch: Array,
-    context: Array,
-    pipeline_parallel: Array,
-    data_parallel: Array,
-) -> StepTime:
-    """One decode step of an engine that holds `batch` sequences of `context` tokens each.
+def _roofline(read_s: Array | None, compute_s: Array | None, passes: Array | float, tokens: Array) -> Array:
+    """Products of `tokens` in passes that each read the weights; nothing where the stage has none."""
+    if read_s is None or compute_s is None:
+        return jnp.zeros_like(tokens)
+    return smooth_max(read_s * passes, compute_s * tokens)
 
-    A pipeline of p groups keeps p micro-batches in flight, so a token takes one pass of batch / p sequences
-    through all layers; data-parallel ranks split them further, except before the experts.
-    """
-    tokens = batch / pipeline_parallel
-    rank_tokens = tokens / data_parallel
-    selected = jnp.minimum(context, llm.sparse_topk)
-    products = smooth_max(attention.weight_s, attention.token_s * rank_tokens)
-    products += smooth_max(ffn.weight_s, ffn.token_s * rank_tokens)
-    cached = attention.context_s * context + attention.selected_context_s * selected
+
+def _linear(*terms: tuple[Array | None, Array]) -> Array:
+    """The sum of those products whose coefficient the stage has."""
+    found = jnp.zeros_like(terms[0][1])
+    for coefficient, amount in terms:
+        found = found if coefficient is None else found + coefficient * amount
+    return found
+
+
+def decode_time(side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array, context: Array) -> StepTime:
+    """One decode step of an engine (of both stages, or one of them) for `tokens` sequences of `context` tokens each,
+    `rank_tokens` of them on each data-parallel rank."""
+    read_s = None if side.expert_s is None else side.expert_s * expert_hit_share(tokens, llm)
+    cached = _linear((side.context_s, context), (side.selected_context_s, jnp.minimum(context, llm.sparse_topk)))
+    products_s = _roofline(side.projection_s, side.projection_token_s, 1.0, rank_tokens)
     return StepTime(
-        products_s=products,
-        experts_s=smooth_max(ffn.expert_s * expert_hit_share(tokens, llm), ffn.expert_token_s * tokens)
-        + ffn.permute_token_s * tokens,
+        products_s=products_s + _roofline(side.weight_s, side.token_s, 1.0, rank_tokens),
+        experts_s=_roofline(read_s, side.expert_token_s, 1.0, tokens) + _linear((side.permute_token_s, tokens)),
         attention_s=rank_tokens * cached,
-        collective_s=(attention.collective_token_s + ffn.collective_token_s) * rank_tokens
-        + (attention.collective_root_s + ffn.collective_root_s) * jnp.sqrt(rank_tokens),
-        overhead_s=attention.step_s
-        + ffn.step_s
-        + (attention.sequence_s + ffn.sequence_s) * tokens
-        + (attention.activation_token_s + ffn.activation_token_s) * rank_tokens,
+        collective_s=side.collective_token_s * rank_tokens + side.collective_root_s * jnp.sqrt(rank_tokens),
+        overhead_s=side.step_s + side.sequence_s * tokens + side.activation_token_s * rank_tokens,
     )
 
 
@@ -280,52 +288,39 @@ def prefill_chunks(tokens: Array, token_budget: Array) -> Array:
     return jnp.maximum(tokens / jnp.maximum(token_budget, 1.0), 1.0)
 
 
-def prefill_call(
-    attention: Coefficients,
-    ffn: Coefficients,
-    llm: LLM,
-    tokens: Array,
-    pairs: Array,
-    context: Array,
-    token_budget: Array,
+def prefill_time(
+    side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array, pairs: Array, context: Array, passes: Array
 ) -> StepTime:
-    """Prefill of one call: `tokens` uncached tokens with `pairs` query-key pairs in a prompt of `context` tokens.
+    """Prefill of one call on an engine of both stages, or one of them.
 
-    Every chunk reads the weights, the experts it hits and the KV cache before it.
+    It has `tokens` uncached tokens (`rank_tokens` on a data-parallel rank) with `pairs` query-key pairs in a prompt of
+    `context` tokens. Every pass reads the weights, the experts it hits and the KV cache before it.
     """
-    chunks = prefill_chunks(tokens, token_budget)
-    hit = expert_hit_share(tokens / chunks, llm)
+    read_s = None if side.expert_s is None else side.expert_s * expert_hit_share(tokens / passes, llm)
     selected = jnp.minimum(pairs, tokens * llm.sparse_topk)
-    products = smooth_max(attention.weight_s * chunks, attention.token_s * tokens)
-    products += smooth_max(ffn.weight_s * chunks, ffn.token_s * tokens)
+    products_s = _roofline(side.projection_s, side.projection_token_s, passes, rank_tokens)
     return StepTime(
-        products_s=products,
-        experts_s=smooth_max(ffn.expert_s * hit * chunks, ffn.expert_token_s * tokens) + ffn.permute_token_s * tokens,
-        attention_s=attention.pair_s * pairs
-        + attention.selected_pair_s * selected
-        + attention.query_s * tokens
-        + attention.prefill_context_s * context * chunks,
-        collective_s=(attention.collective_token_s + ffn.collective_token_s) * tokens
-        + (attention.collective_root_s + ffn.collective_root_s) * jnp.sqrt(jnp.maximum(tokens, 1.0) * chunks),
-        overhead_s=(attention.step_s + ffn.step_s) * chunks
-        + (attention.activation_token_s + ffn.activation_token_s) * tokens
-        + attention.sequence_s
-        + ffn.sequence_s,
+        products_s=products_s + _roofline(side.weight_s, side.token_s, passes, rank_tokens),
+        experts_s=_roofline(read_s, side.expert_token_s, passes, tokens) + _linear((side.permute_token_s, tokens)),
+        attention_s=_linear(
+            (side.pair_s, pairs),
+            (side.selected_pair_s, selected),
+            (side.query_s, tokens),
+            (side.prefill_context_s, context * passes),
+        ),
+        collective_s=side.collective_token_s * rank_tokens
+        + side.collective_root_s * jnp.sqrt(jnp.maximum(rank_tokens, 1.0) * passes),
+        overhead_s=side.step_s * passes + side.activation_token_s * rank_tokens + side.sequence_s,
     )
 
 
-def prefill_marginal(attention: Coefficients, ffn: Coefficients, llm: LLM) -> tuple[Array, Array]:
-    """(seconds per token, seconds per pair) of a prefill so large that weight traffic vanishes beside arithmetic."""
-    token_s = (
-        attention.token_s
-        + ffn.token_s
-        + ffn.expert_token_s
-        + ffn.permute_token_s
-        + attention.collective_token_s
-        + ffn.collective_token_s
-        + attention.activation_token_s
-        + ffn.activation_token_s
-        + attention.query_s
-    )
-    dense = jnp.where(llm.sparse_topk < llm.max_context, 0.0, attention.selected_pair_s)
-    return token_s, attention.pair_s + dense
+def prefill_marginal(side: Coefficients, llm: LLM, share: Array, rank_share: Array) -> tuple[Array, Array]:
+    """(seconds per token, seconds per pair) of a prefill so large that weight traffic vanishes beside arithmetic.
+
+    Of each token `share` goes through an engine, `rank_share` through each of its data-parallel ranks.
+    """
+    token_s = _linear((side.expert_token_s, share), (side.permute_token_s, share), (side.query_s, share))
+    ranked = (side.projection_token_s, side.token_s, side.collective_token_s, side.activation_token_s)
+    token_s = token_s + _linear(*((coefficient, rank_share) for coefficient in ranked))
+    dense = jnp.where(llm.sparse_topk < llm.max_context, 0.0, 1.0)
+    return token_s, _linear((side.pair_s, share), (side.selected_pair_s, dense * share))

@@ -254,6 +254,17 @@ class ResolvedStage:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Activations:
+    """How attention and feed-forward pools that stand apart exchange activations, shapes (n,)."""
+
+    bytes_per_s: Array  # of one port and direction
+    latency_s: Array
+    through_nic: Array
+    micro_batches: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Resolved:
     """A deployment with its catalogue numbers gathered; `performance` is differentiated with respect to these."""
 
@@ -268,6 +279,7 @@ class Resolved:
     link_through_nic: Array
     balanced: Array
     tiers: TierRows | None  # (n, LEVELS)
+    activations: Activations | None = None  # None: no candidate's attention stands apart from its feed-forward layers
     correction: Correction | None = None
 
     @property
@@ -300,6 +312,14 @@ def _resolve_stage(stage: Stage, catalog: Catalog) -> ResolvedStage:
     return ResolvedStage(choice=stage, hardware=hw, **sizes, **rates)
 
 
+def _activations(deployment: Deployment, catalog: Catalog) -> Activations | None:
+    row = deployment.activation_link
+    if row is None or deployment.micro_batches is None:
+        return None
+    links = catalog.links
+    return Activations(links.bytes_per_s[row], links.latency_s[row], links.through_nic[row], deployment.micro_batches)
+
+
 def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
     """Gather each candidate's peaks, bandwidths, efficiencies and prices; every leaf gets shape (n,)."""
     stages = {name: _resolve_stage(getattr(deployment, name), catalog) for name in STAGES}
@@ -312,4 +332,5 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         balanced=deployment.balanced,
         correction=None if catalog.local is None else correction(deployment, catalog.local),
         tiers=jax.tree.map(lambda column: column[deployment.kv_tiers], catalog.tiers),
+        activations=_activations(deployment, catalog),
     )

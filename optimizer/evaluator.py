@@ -170,7 +170,8 @@ DOUBTS = {
     "link_busy": "bursty prefill over a busy link",
     "few_prefill_engines": "one or two prefill engines under heavy-tailed prompts",
     "cache_unsettled": "a surge of sessions overturns the prefix cache for good",
-    "cache_short": "more than 2 % of the prefixes evicted",
+    "cache_short": "more than 2 % of the prefixes evicted (5 % where prefill is apart)",
+    "in_step": "prefill and decode in one pool of pipeline stages or data-parallel ranks",
 }
 
 

@@ -205,7 +205,10 @@ class Space:
 
 
 def _named(codes: np.ndarray, names: Sequence[str]) -> pd.Categorical:
-    return pd.Categorical.from_codes(codes, categories=list(names))  # type: ignore[arg-type]
+    """Names by number; several numbers may stand for one name."""
+    unique = list(dict.fromkeys(names))
+    codes = np.array([unique.index(name) for name in names], np.int64)[codes]
+    return pd.Categorical.from_codes(codes, categories=unique)  # type: ignore[arg-type]
 
 
 def _phases(family: Family, digits: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray, dict[str, np.ndarray]]]:

@@ -116,6 +116,22 @@ def _topologies() -> Table:
     return out
 
 
+def _support() -> Table:
+    out = _table(("engine", "what", "status", "on", "source", "note"), "what is not listed is not documented")
+    for engine, row in data("support").items():
+        if not isinstance(row, dict):
+            continue
+        for group in ("topologies", "generations", "weights", "kv"):
+            for name, fact in row[group].items():
+                kinds = ", ".join(fact.get("generations", [])) or "-"
+                cells = fact.get("status", "yes"), kinds, fact["source"], fact.get("note", "-")
+                out.add_row(engine, f"{group} {name}", *cells)
+        for name in ("mixed_vendors", "unlike_weights", "offload"):
+            fact = row[name]
+            out.add_row(engine, name.replace("_", " "), fact["status"], "-", fact["source"], fact.get("note", "-"))
+    return out
+
+
 TABLES: dict[str, Callable[[], Table]] = {
     "accelerators": _accelerators,
     "llms": _llms,
@@ -123,4 +139,5 @@ TABLES: dict[str, Callable[[], Table]] = {
     "prices": _prices,
     "workloads": _workloads,
     "topologies": _topologies,
+    "support": _support,
 }

@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from breakeven.models.inputs import InputError
-from breakeven.studies import questions
+from breakeven.studies import handover, questions
 from breakeven.studies.arguments import SetOption, StudyArgument, default_folder, study_path, writable
 
 app = typer.Typer(
@@ -126,16 +126,6 @@ def _draw(folder: Path) -> None:
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")]) -> int:
-    """Write report.html and report.md again, with what other commands have added to the folder since."""
-    from breakeven.studies.report import write_report
-
-    write_report(folder)
-    typer.echo(f"Written: {folder / 'report.html'}, {folder / 'report.md'}")
-    return 0
-
-
-@app.command()
 def explain(
     deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT.yaml|DIR[:row]", help="What to explain.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -173,21 +163,47 @@ def simulate(
     warmup: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of the time that is not measured.")] = 0.3,
     out: Annotated[Path | None, typer.Option(help="Write calls.parquet and latency.png into this folder.")] = None,
     perfetto: Annotated[Path | None, typer.Option(metavar="OUT.json", help="Write a Chrome trace.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Replay every session of a recorded workload, once.")
+    ] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="The trace's format (default: told from the file).")
+    ] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave malformed rows out.")] = False,
+    column_map: Annotated[
+        str | None, typer.Option("--column-map", metavar="OURS=THEIRS,…", help="Where our fields stand in a table.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="As in a study's workload: time_unit=s; repeatable."),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=1e-9, help="Sessions per second of a replay (default: as recorded, else the load)."),
+    ] = None,
     local: LocalOption = None,
 ) -> int:
     """Play one deployment forward, call by call, and show what it does beside what the model predicts."""
     from breakeven.studies.console import screen, show_simulation
     from breakeven.studies.deployment_file import read_deployment
+    from breakeven.studies.replay import replay_trace, trace_fields
     from breakeven.studies.run import remember_compiled
     from breakeven.studies.simulate import calls_frame, simulate_deployment
     from breakeven.studies.trace import write_trace
+
+    given = trace_fields(trace, format_, skip_bad_rows, column_map, option or (), rate)
 
     deployed = read_deployment(deployment, local)
     folder = writable(out) if out else None
     if perfetto:
         writable(perfetto.parent)
     remember_compiled()
-    found = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
+    if given is None:
+        found = simulate_deployment(deployed, calls, seed, warmup, trace=perfetto is not None)
+    else:
+        found, notes = replay_trace(deployed, given, rate, seed, log=perfetto is not None)
+        for line in notes:
+            screen().print(line, highlight=False, markup=False, soft_wrap=True)
     show_simulation(found, screen())
     if folder:
         from breakeven.studies.latency_plot import latency
@@ -218,7 +234,7 @@ def plot(
 
 @app.command()
 def catalog(
-    what: Annotated[str, typer.Argument(metavar="accelerators|llms|links|prices|workloads|topologies")],
+    what: Annotated[str, typer.Argument(metavar="accelerators|llms|links|prices|workloads|topologies|support")],
     fit: Annotated[Path | None, typer.Option(metavar="TRACE", help="workloads: fit one to a trace.")] = None,
     format_: Annotated[
         str | None, typer.Option("--format", help="The trace's format (default: told from the file).")
@@ -249,6 +265,7 @@ def catalog(
 
 
 questions.register(app)
+handover.register(app)
 
 
 MeasuredArgument = Annotated[Path, typer.Argument(metavar="MEASURED.csv", help="Measured serving points.")]

@@ -115,7 +115,7 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
         "extra prefill of a call that lost its prefix_s": _number(
             found.pools.missed_latency_s - found.pools.prefill_latency_s
         ),
-        "prefill stretched by decodes that ride along": _number(point.stretch),
+        "prefill stretched by decodes that ride along": _number(point.riding),
     }
 
 

@@ -23,13 +23,14 @@ REPORT = "report.html"
 # Pictures that other commands leave in the folder: name, heading, caption.
 _PICTURES = (
     ("payoff.png", "Where a split pays", "Cost of the best split over that of the best shared pool"),
-    ("solve.png", "Break-even point", "Cost ratio along one field"),
     ("sweep.png", "What if", "The optimum found again at each value"),
-    ("sensitivity.png", "What the answer depends on", "Elasticities of cost and attainment"),
-    ("elasticities.png", "What the answer depends on", "Elasticities of cost and attainment"),
-    ("sobol.png", "Which uncertainty matters", "Sobol indices over the stated ranges"),
+    (
+        "sensitivity.png",
+        "What the answer depends on",
+        "Elasticities, and what the spread comes from",
+    ),
 )
-_TABLES = (("solve.csv", "Break-even point"), ("robustness.csv", "What would change the winner"))
+_TABLES = (("solve.csv", "Break-even point"),)
 _MOST_ROWS = 16
 
 

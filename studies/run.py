@@ -99,7 +99,7 @@ def run(
     ascending = order != "goodput_per_s"
     families = families.sort_values(
         [order, "slo_attainment", "candidate"], ascending=[ascending, False, True], ignore_index=True
-    )
+    ).drop_duplicates("topology", ignore_index=True)
     result = Result(study, front, families, found, seconds, method, interrupted, history=history)
     result.verification = verification
     return result

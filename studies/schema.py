@@ -144,11 +144,12 @@ class PriceFields(_Strict):
 
 
 class Limits(_Strict):
-    """What a fleet may cost, draw and consist of."""
+    """What a fleet may cost, draw and consist of, and whether it must run today."""
 
     budget_usd_per_hour: Positive | None = None
     max_power_kw: Positive | None = None
     inventory: dict[str, Annotated[int, Field(ge=0, le=10_000_000)]] | None = None
+    deployable: Literal["any", "today"] = "any"  # today: only what the study's engine supports (support.toml)
 
 
 class EconomicsFields(_Strict):

@@ -28,6 +28,7 @@ from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.simulator import Simulator
 from breakeven.optimizer.uncertainty import UNCERTAIN, Draw, Factor, RobustEvaluator, draws
+from breakeven.spaces.deployable import deployable, what_is_missing
 from breakeven.spaces.space import (
     ROUTING,
     Domains,
@@ -201,7 +202,15 @@ class Study:
         if space.size == 0:
             rule = first_broken_rule(domains.shared, self.names, self.architecture)
             raise InputError("space", "empty", f"no configuration is valid; most break: {rule}")
-        return space
+        return self._deployable(space) if self.written.limits.deployable == "today" else space
+
+    def _deployable(self, space: Space) -> Space:
+        kept = deployable(space, self.engine_name)
+        if kept.size == 0:
+            missing = what_is_missing(space, self.engine_name)
+            words = f"{self.engine_name} runs none of this space, not: {missing}"
+            raise InputError("limits.deployable", "today", words)
+        return kept
 
     @cached_property
     def catalog(self) -> Catalog:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from breakeven.models.attainment import percentile, tpot_cdf, ttft_cdf
+from breakeven.models.bundle import Bundle, decode_step, prefill_call
 from breakeven.models.performance import performance
 from breakeven.models.serving import evaluate
 from breakeven.models.simulation import Bounds, Load, Window, machines, plan, traffic
 from breakeven.models.simulation.step_times import decode_s, mixed_s
-from breakeven.models.steps import decode_step, prefill_call
 from breakeven.models.tables import resolve
 from breakeven.optimizer.verify import Verification
 from breakeven.studies.study import Study
@@ -49,17 +49,18 @@ def test_step_times_are_those_of_the_model(llm: str, depth: int, ranks: int) -> 
     for batch, context in ((1.0, 900.0), (16.0, 30_000.0), (200.0, 4_000.0)):
         n = batch / depth
         simulated = decode_s(speed, n, n * context, n * min(context, speed.sparse_topk))
+        one, p, d, b, c = (jnp.array([float(x)]) for x in (1.0, depth, ranks, batch, context))
         attention, ffn = found.decode
-        shape = [jnp.array([float(x)]) for x in (batch, context, depth, ranks)]
-        expected = decode_step(attention, ffn, made.catalog.llm, shape[0], shape[1], shape[2], shape[3]).total_s[0]
+        expected = decode_step(Bundle(attention, ffn, one, p, d, None), made.catalog.llm, b, c).total_s[0]
         assert simulated == pytest.approx(float(expected), rel=1e-4)
     for tokens, context in ((50.0, 5_000.0), (4_000.0, 4_000.0)):
         pairs = tokens * (context - 0.5 * tokens)
         selected = min(pairs, tokens * speed.sparse_topk)
         simulated = mixed_s(speed, 0.0, 0.0, 0.0, tokens, pairs, selected, context, 1, 1.0)
-        size = [jnp.array([x]) for x in (tokens, pairs, context, 8192.0)]
+        u, q, c = (jnp.array([[x]]) for x in (tokens, pairs, context))
         attention, ffn = found.prefill
-        expected = prefill_call(attention, ffn, made.catalog.llm, size[0], size[1], size[2], size[3]).total_s[0]
+        whole = Bundle(attention, ffn, jnp.ones(1), jnp.ones(1), jnp.ones(1), None)
+        expected = prefill_call(whole, made.catalog.llm, u, q, c, jnp.array([8192.0])).alone.total_s[0, 0]
         assert simulated == pytest.approx(float(expected), rel=1e-4)
 
 

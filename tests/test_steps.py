@@ -7,17 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from breakeven.models.bundle import Bundle, decode_step, prefill_call
 from breakeven.models.kernel_curves import curves
 from breakeven.models.llm import LLM, llms
 from breakeven.models.performance import performance
 from breakeven.models.steps import (
     attention_coefficients,
     collective_bytes_per_s,
-    decode_step,
     expert_hit_share,
     ffn_coefficients,
     kv_shards,
-    prefill_call,
     prefill_chunks,
 )
 from breakeven.models.tables import resolve
@@ -26,19 +25,22 @@ ONE = jnp.array([1.0])
 HOPPER = curves("hopper")  # as fitted
 
 
-def coefficients(resolved, study, phase="decode"):
+def machine(resolved, study, phase="decode"):
+    """One engine that does both sides."""
     attention, ffn = getattr(resolved, f"{phase}_attention"), getattr(resolved, f"{phase}_ffn")
-    made = study.catalog
-    return (
+    made, choice = study.catalog, attention.choice
+    return Bundle(
         attention_coefficients(attention, made.llm, made.engine, resolved.kv_bytes_per_element),
         ffn_coefficients(ffn, made.llm, made.engine),
+        ONE,
+        choice.pipeline_parallel,
+        choice.data_parallel,
+        None,
     )
 
 
 def step(resolved, study, batch=1.0, context=1.0):
-    choice = resolved.decode_attention.choice
-    ways = choice.pipeline_parallel, choice.data_parallel
-    return decode_step(*coefficients(resolved, study), study.catalog.llm, batch * ONE, context * ONE, *ways)
+    return decode_step(machine(resolved, study), study.catalog.llm, batch * ONE, context * ONE)
 
 
 def test_decode_of_one_sequence_reads_the_weights_once(one):
@@ -60,16 +62,15 @@ def test_decode_attention_reads_the_kv_cache(one):
 def test_prefill_of_a_long_prompt_is_arithmetic(one, weights, peak):
     """2 x 68.45e9 x tokens / (8 x peak x efficiency), 1 % above for the traffic under it."""
     resolved, study = one(tensor_parallel=8, pipeline_parallel=1, weights=weights)
-    tokens = 32768.0 * ONE
-    pair = coefficients(resolved, study, "prefill")
-    found = prefill_call(*pair, study.catalog.llm, tokens, 0.5 * tokens**2, tokens, 32768.0 * ONE)
+    tokens, llm = 32768.0 * ONE[:, None], study.catalog.llm
+    found = prefill_call(machine(resolved, study, "prefill"), llm, tokens, 0.5 * tokens**2, tokens, 32768.0 * ONE).alone
     arithmetic_s = 2.0 * (70.5537e9 - 2 * 128256 * 8192) * 32768 / (8 * peak * HOPPER[f"gemm_{weights}"]["share"])
-    assert float(found.products_s[0]) == pytest.approx(arithmetic_s, rel=0.01)
+    assert float(found.products_s[0, 0]) == pytest.approx(arithmetic_s, rel=0.01)
     curve = HOPPER["prefill_attention_bf16"]
     pairs = 0.5 * 32768.0**2 + curve["half_keys"] * 32768.0
     flops = 2621440 * (1.0 + curve["softmax_flops"] / (4 * 128))
     attention_s = pairs * flops / (8 * 989e12 * curve["share"])
-    assert float(found.attention_s[0]) == pytest.approx(attention_s, rel=0.02)
+    assert float(found.attention_s[0, 0]) == pytest.approx(attention_s, rel=0.02)
 
 
 def test_a_prompt_is_computed_in_chunks_of_the_budget():
@@ -165,10 +166,7 @@ def compiled(study):
         resolved = resolve(deployment, catalog)
         pools = performance(resolved, study.workload, catalog).pools
         eight = jnp.full_like(pools.token_budget, 8.0)
-        ways = pools.pipeline_parallel, pools.data_parallel
-        context = study.workload.decode_context
-        return pools.prefill_latency_s, decode_step(
-            pools.attention, pools.ffn, catalog.llm, eight, context, *ways
-        ).total_s
+        step = decode_step(pools.decode, catalog.llm, eight, study.workload.decode_context)
+        return pools.prefill_latency_s, step.total_s
 
     return both

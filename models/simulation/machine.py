@@ -73,8 +73,8 @@ def _speed(stages: StageCoefficients, choice: Any, catalog: Catalog, i: int) -> 
     share = min(_number(llm.experts_active, 0) / max(_number(llm.experts, 0), 1.0), 0.999999)
     return Speed(
         step=a.step_s + f.step_s,
-        attention_weight=a.weight_s,
-        attention_token=a.token_s,
+        attention_weight=a.projection_s,
+        attention_token=a.projection_token_s,
         ffn_weight=f.weight_s,
         ffn_token=f.token_s,
         expert=f.expert_s,

@@ -1,0 +1,69 @@
+"""The part of a space that a serving engine of today can run."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from breakeven.models.hardware import Accelerator
+from breakeven.models.support import (
+    accelerator_support,
+    joint_support,
+    kv_support,
+    topology_support,
+    weights_support,
+)
+from breakeven.spaces.space import Family, Names, Space
+
+Rows = dict[str, np.ndarray]
+
+
+def deployable(space: Space, engine: str) -> Space:
+    """The candidates of `space` whose topology, accelerators, formats and mixture of makers `engine` supports.
+
+    A family becomes several where KV formats run on different accelerators, or where the pools of a split could stand
+    on accelerators of makers that the engine does not mix. Pools with different weight formats stay.
+    """
+    kept = [part for family in space.families for part in _deployable(family, space.names, engine)]
+    return Space(tuple(kept), space.names)
+
+
+def _deployable(family: Family, names: Names, engine: str) -> Iterator[Family]:
+    if not topology_support(engine, family.topology.name).today:
+        return
+    mixed = len(family.tables) == 1 or joint_support(engine, "mixed_vendors").today
+    makers = np.array([a.vendor for a in names.accelerators])
+    groups = [np.ones(len(makers), bool)] if mixed else [makers == maker for maker in dict.fromkeys(makers)]
+    for kv, runs in _by_kv(family, names, engine):
+        for group in groups:
+            allowed = runs & group[:, None]
+            tables = tuple(_rows(table, allowed[table["accelerator"], table["weights"]]) for table in family.tables)
+            part = dataclasses.replace(family, tables=tables, kv=kv)
+            if part.size:
+                yield part
+
+
+def _by_kv(family: Family, names: Names, engine: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(KV formats, which weights run on which accelerator beside them), formats that agree together."""
+    alike: dict[bytes, tuple[list[int], np.ndarray]] = {}
+    for k in family.kv:
+        runs = np.array([[_runs(engine, a, w, names.kv[k]) for w in names.weights] for a in names.accelerators], bool)
+        alike.setdefault(runs.tobytes(), ([], runs))[0].append(int(k))
+    for formats, runs in alike.values():
+        yield np.array(formats), runs
+
+
+def _runs(engine: str, accelerator: Accelerator, weights: str, kv: str) -> bool:
+    facts = accelerator_support(engine, accelerator), weights_support(engine, weights, accelerator)
+    return all(fact.today for fact in (*facts, kv_support(engine, kv, accelerator)))
+
+
+def _rows(table: Rows, mask: np.ndarray) -> Rows:
+    return {name: column[mask] for name, column in table.items()}
+
+
+def what_is_missing(space: Space, engine: str) -> str:
+    """Why nothing of a space is deployable: the topologies and accelerators that the engine does not run."""
+    topologies = {f.topology.name for f in space.families if not topology_support(engine, f.topology.name).today}
+    kinds = [a.id for a in space.names.accelerators if not accelerator_support(engine, a).today]
+    return ", ".join([*sorted(topologies), *kinds]) or "the formats of its weights or KV cache"

@@ -1,0 +1,115 @@
+"""A deployment as launch files need it: its pools, what each of their engines is given, and what joins them."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from breakeven.models.hardware import Accelerator
+from breakeven.models.inputs import InputError
+from breakeven.models.support import PoolNeeds
+from breakeven.models.topology import TOPOLOGIES
+from breakeven.studies.deployment_file import Deployed, choices
+from breakeven.studies.result import describe, records
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """A pool of equal engines."""
+
+    role: str  # pool, prefill or decode
+    accelerator: Accelerator
+    replicas: int
+    tensor_parallel: int
+    data_parallel: int
+    pipeline_parallel: int
+    expert_parallel: bool
+    max_batch: int  # sequences of one engine
+    token_budget: int  # new tokens of one step
+    weights: str
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of one engine."""
+        return self.tensor_parallel * self.data_parallel * self.pipeline_parallel
+
+    @property
+    def nodes(self) -> int:
+        """Machines that one engine spans."""
+        per_node = max(self.accelerator.per_instance, 1)
+        return math.ceil(self.accelerators / per_node)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A deployment to launch."""
+
+    name: str
+    title: str
+    model: str  # a Hugging Face id where one is known
+    topology: str
+    pools: tuple[PoolPlan, ...]
+    kv: str
+    link: str
+    sticky: bool  # a session's calls go to the engine that holds its prefix
+    chunked: bool
+    offload_bytes: float  # KV cache in the first tier below HBM, per accelerator that prefills; 0.0: none
+    deeper_tiers: tuple[str, ...]  # the tiers below that one
+    context: int  # the longest sequence, tokens
+    memory_fraction: float
+
+    @property
+    def split(self) -> bool:
+        """Whether prefill and decode stand apart."""
+        return len(self.pools) > 1
+
+    @property
+    def needs(self) -> list[PoolNeeds]:
+        """What the pools ask of an engine."""
+        return [PoolNeeds(pool.accelerator, pool.weights) for pool in self.pools]
+
+
+def plan(deployed: Deployed) -> Plan:
+    """The plan of a deployment; InputError for topologies whose pools are not prefill, decode or both."""
+    study = deployed.study
+    row = records(study.space.frame(np.array([0], np.int64)))[0]
+    chosen = choices(row)
+    pools = {name: pool for name, pool in chosen.items() if isinstance(pool, Mapping)}
+    topology = TOPOLOGIES[row["topology"]]
+    if not set(pools) <= {"pool", "prefill", "decode"}:
+        roles = ", ".join(pools)
+        raise InputError(
+            "deployment.topology", topology.name, f"launch files exist for shared and pd pools, not {roles}"
+        )
+    known = re.search(r"config\.json of (\S+/\S+)", study.architecture.source)
+    kinds = {a.id: a for a in study.accelerators}
+    tiers = study.names.tiers[0].tiers
+    return Plan(
+        name=re.sub(r"[^a-z0-9]+", "-", study.written.name.lower()).strip("-") or "breakeven",
+        title=describe(row),
+        model=known[1].rstrip(",;.") if known else study.architecture.name,
+        topology=topology.name,
+        pools=tuple(_pool(name, pool, kinds) for name, pool in pools.items()),
+        kv=str(row["kv"]),
+        link=str(row["link"]),
+        sticky=row["routing"] == "affinity",
+        chunked=topology.chunked,
+        offload_bytes=tiers[0].capacity_bytes if tiers else 0.0,
+        deeper_tiers=tuple(tier.id for tier in tiers[1:]),
+        context=math.ceil(float(np.asarray(study.workload.max_tokens)) / 1024.0) * 1024,
+        memory_fraction=round(float(np.asarray(study.catalog.engine.memory_fraction)), 3),
+    )
+
+
+def _pool(role: str, pool: Mapping[str, Any], kinds: Mapping[str, Accelerator]) -> PoolPlan:
+    counts = ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel", "max_batch", "token_budget")
+    return PoolPlan(
+        role=role,
+        accelerator=kinds[str(pool["accelerator"])],
+        expert_parallel=bool(pool["expert_parallel"]),
+        weights=str(pool["weights"]),
+        **{name: int(pool[name]) for name in counts},
+    )
