@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from breakeven.models.catalog import table as catalog_table
 from breakeven.studies.calibrate import SETTINGS
 from breakeven.studies.calibrated import Calibration, summary
 from breakeven.studies.kernel_fit import FittedCurve, curve_table, errors_by_kind
-from breakeven.studies.validate import BAND, best_order, coverage, excluded, report
+from breakeven.studies.validate import BAND, SPENT, best_order, coverage, excluded, held, report
 
 FIGURES = ("mape", "median", "bias", "rank")
 HEADINGS = ("MAPE", "median", "bias", "Spearman")
@@ -30,9 +31,19 @@ def show_validation(table: pd.DataFrame, console: Console) -> None:
         console.print(f"  {count:>5,}  excluded: {reason}")
     if covered["predicted"]:
         console.print(errors_table(table))
+        console.print(_coverage_words(table), highlight=False, soft_wrap=True)
         order = best_order(table)
         if not math.isnan(order):
             console.print(f"rank correlation of throughput inside a workload, median: {order:.2f}")
+
+
+def _coverage_words(table: pd.DataFrame) -> str:
+    found = held(table)
+    words = f"measured inside the stated 80 % interval: TTFT {found['ttft']:.0%}, TPOT {found['tpot']:.0%}"
+    if SPENT in set(table["excluded"]):
+        return words
+    apart = catalog_table("residuals")["coverage"]
+    return f"{words} (TTFT {apart['ttft']:.0%}, TPOT {apart['tpot']:.0%} on pairs that neither fit nor interval saw)"
 
 
 def errors_table(table: pd.DataFrame) -> Table:

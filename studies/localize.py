@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from breakeven.models.inputs import InputError
+from breakeven.models.residuals import LIKELY
 from breakeven.studies.benchmark import inputs, predict_jitted, uncorrected
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.local_calibration import Floats, LocalFit, Times, deployments, fit_local, times_of
@@ -20,8 +21,6 @@ from breakeven.studies.measured import Point
 from breakeven.studies.measured_files import is_table_of_points, read_points
 from breakeven.studies.measured_layout import Layout
 from breakeven.studies.observations import Observation, read_observations_csv, times_of_observations
-
-LIKELY = 1.2816  # standard deviations on either side that hold 80 %
 
 
 @dataclass(frozen=True)

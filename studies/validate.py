@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from breakeven.models.residuals import LIKELY, interval
 from breakeven.studies.benchmark import inputs, predict_jitted
 from breakeven.studies.local_calibration import deployments, fit_local, spread_choice, times_of
 from breakeven.studies.measured import LACKING, UNKNOWN_DRAFT, Point
@@ -54,6 +55,9 @@ def corrected_locally(table: pd.DataFrame, points: Sequence[Point], each: int) -
     for i in np.flatnonzero(counts).tolist():
         k = row[points[i].measurement]
         table.loc[i, ["ttft_ms", "tpot_ms"]] = 1e3 * found.times_s[k]
+        for side, sign in (("low", -1.0), ("high", 1.0)):
+            width = np.exp(sign * LIKELY * found.spread[k])
+            table.loc[i, [f"ttft_{side}_ms", f"tpot_{side}_ms"]] = 1e3 * found.times_s[k] * width
         if chosen[k] or not served[k]:
             table.loc[i, "excluded"] = SPENT if chosen[k] else f"its deployment has no more than {each} points"
     for name in METRICS:
@@ -77,7 +81,30 @@ def predictions(points: Sequence[Point]) -> pd.DataFrame:
     table.loc[short & (table["excluded"] == ""), "excluded"] = NO_ROOM
     for name in METRICS:
         table[f"{name}_ratio"] = table[f"{name}_ms"] / table[f"measured_{name}_ms"]
-    return table.loc[:, _COLUMNS]
+    return _with_interval(table).loc[:, _COLUMNS]
+
+
+def _with_interval(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the interval that holds 80 % of measured values, by the residuals of each row's class."""
+    table = table.assign(**{f"{name}_{side}_ms": np.nan for name in METRICS for side in ("low", "high")})
+    for engine in sorted(set(table.loc[table["ttft_ms"].notna(), "backend"])):
+        here = ((table["backend"] == engine) & table["ttft_ms"].notna()).to_numpy()
+        found = interval(engine, table["mode"].to_numpy()[here] == "disagg", table["fill"].to_numpy(float)[here])
+        for name in METRICS:
+            for side in ("low", "high"):
+                factor = getattr(found, f"{name}_{side}")
+                table.loc[here, f"{name}_{side}_ms"] = table[f"{name}_ms"].to_numpy(float)[here] * factor
+    return table
+
+
+def held(table: pd.DataFrame) -> dict[str, float]:
+    """Share of counted measured values inside their interval, by metric."""
+    used = counted(table)
+    inside = {}
+    for name in METRICS:
+        value = used[f"measured_{name}_ms"]
+        inside[name] = float(value.between(used[f"{name}_low_ms"], used[f"{name}_high_ms"]).mean())
+    return inside
 
 
 _COLUMNS = [
@@ -86,6 +113,10 @@ _COLUMNS = [
     "tpot_ms",
     "measured_ttft_ms",
     "measured_tpot_ms",
+    "ttft_low_ms",
+    "ttft_high_ms",
+    "tpot_low_ms",
+    "tpot_high_ms",
     "excluded",
     "measurement",
     "mode",

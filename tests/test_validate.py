@@ -129,7 +129,7 @@ def test_fitted_files_keep_everything_but_the_values(tmp_path):
     engines = fitted_file(found)
     assert "layer_s = 1e-05" in engines and 'scheduler = "chunked"' in engines and "on 1 published" in engines
     found.save(tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"engines.toml", "errors.csv", "parameters.csv"}
+    assert {p.name for p in tmp_path.iterdir()} == {"engines.toml", "errors.csv", "parameters.csv", "residuals.toml"}
     assert summary(zero + jnp.log(1.1), np.array([True, False]))["tpot_mape"] == pytest.approx(0.1, rel=1e-5)
 
 
