@@ -328,7 +328,7 @@ def calibrate(
         return _calibrate_local(local, measured or [], out or Path("local.yaml"))
     if not measured:
         raise InputError("KERNELS...|MEASURED.csv", None, "is required: tables of kernels, or measured serving points")
-    from breakeven.studies.accuracy import show_calibration, show_kernels
+    from breakeven.studies.accuracy import calibration_markdown, kernels_markdown, show_calibration, show_kernels
     from breakeven.studies.calibrated import calibrate as fit_points
     from breakeven.studies.console import screen
     from breakeven.studies.kernel_fit import fit_kernels, save_kernels
@@ -343,12 +343,14 @@ def calibrate(
         curves = fit_kernels(samples)
         if folder is not None:
             save_kernels(curves, folder)
+            _write(kernels_markdown(curves), folder / "kernels.md", "--out")
         show_kernels(curves, left, screen())
         return 0
     points = read_points(measured[0], labels)
     fitted = fit_points(points, folds)
     if folder is not None:
         fitted.save(folder)
+        _write(calibration_markdown(fitted), folder / "left_out.md", "--out")
     show_calibration(fitted, screen())
     return 0
 

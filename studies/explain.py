@@ -58,6 +58,7 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
     sections = {
         "deployment": {"verdict": _verdict(row), **choices(row), "unverified": row["unverified"] or "no"},
         "SLO": _slo(study, met, row),
+        "uncertainty, 80 % interval": _uncertainty(row),
         "time to first token, mean": _first_token(found, row),
         "decode step, mean": _step(found),
         **_bills(study, evaluator, row, title),
@@ -100,6 +101,19 @@ def _slo(study: Study, met: Any, row: dict[str, Any]) -> Section:
             out[f"P({field} <= {seconds:g})"] = _number(getattr(met, name))
     percentiles = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "call_p95_s", "session_p95_s")
     return out | {name: row[name] for name in percentiles}
+
+
+def _uncertainty(row: dict[str, Any]) -> Section:
+    """Ends of the intervals that the residuals of left-out hardware and models give."""
+    names = {"TTFT, mean": "ttft_mean_{}_s", "TPOT, mean": "tpot_mean_{}_s", "SLO attainment": "slo_attainment_{}"}
+    out: Section = {
+        f"{words}, {side}{'_s' if name.endswith('_s') else ''}": row[name.format(side)]
+        for words, name in names.items()
+        for side in ("low", "high")
+    }
+    if row["kv_band"]:
+        out["TTFT"] = "a band rather than a number: the KV cache is about full, the wait for room nothing or minutes"
+    return out
 
 
 def _by_cause(terms: Any, factor: float = 1.0) -> Section:
