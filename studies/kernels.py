@@ -76,7 +76,7 @@ def _hardware(frame: pd.DataFrame, precision: str = "") -> pd.DataFrame:
     ):
         a = accelerators()[name]
         rates = arithmetic_rates(a)
-        peak = rates.get(f"{arithmetic}_flops_per_s", rates["bf16_flops_per_s"])
+        peak = rates.get(f"{arithmetic.removesuffix('_block')}_flops_per_s", rates["bf16_flops_per_s"])
         found.append((peak, a.memory_bandwidth_bytes_per_s, a.sram_bytes))
     return pd.DataFrame(found, columns=["peak", "bandwidth", "cache"], index=frame.index)
 
@@ -86,7 +86,7 @@ def _hardware(frame: pd.DataFrame, precision: str = "") -> pd.DataFrame:
 _GEMM = {  # dtype of the file: (arithmetic of the model, bytes per weight, bytes per input element)
     "bfloat16": ("bf16", 2.0, 2.0),
     "fp8": ("fp8", 1.0, 1.0),
-    "fp8_block": ("fp8", 1.0, 1.0),
+    "fp8_block": ("fp8_block", 1.0, 1.0),
     "nvfp4": ("fp4", 0.5625, 0.5625),
     "sq": ("int8", 1.0, 1.0),
 }
@@ -201,7 +201,7 @@ def product_s(curve: op.Curve, x: Sizes) -> Array:
 _EXPERTS = {
     "bfloat16": ("bf16", 2.0),
     "fp8": ("fp8", 1.0),
-    "fp8_block": ("fp8", 1.0),
+    "fp8_block": ("fp8_block", 1.0),
     "nvfp4": ("fp4", 0.5625),
     "w4a16_mxfp4": ("fp4", 0.53125),
     "w4a8_mxfp4_mxfp8": ("fp4", 0.53125),
