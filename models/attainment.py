@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.scipy.special import ndtri
 
 from breakeven.models.numerics import TINY, gamma_cdf, gamma_quantile, normal_cdf, ramp
-from breakeven.models.queueing import Wait
+from breakeven.models.queueing import Wait, add_waits
 
 SMOOTH = 0.02  # bounds are smoothed by this share of the service time, so that attainment has a gradient
 
@@ -78,7 +78,8 @@ class TokenTime(NamedTuple):
 class Latency:
     """Latency distributions of a deployment. Shapes (n,), except nodes: (n, prefill nodes) and (n, outputs)."""
 
-    wait: Wait  # everything before and between: queue, batching, admission, link
+    wait: Wait  # behind whole prompts: for prefill, for room to decode
+    brief: Wait  # for the step in progress, for prompts computed in the same one, for the link
     prefill_s: Array  # (n, P): prefill, transfer and constants of a call
     prefill_weight: Array  # (n, P)
     token: TokenTime
@@ -91,10 +92,14 @@ class Latency:
     call_mean_s: Array  # (n,)
     call_variance: Array  # (n,)
     first_chunk_s: Array  # (n,): from the first token to its first chunk at the user; part of TTFT, not of the call
+    first_chunk_batch: Wait  # the part of it that moves with the batch
+    first_chunk_stall: Wait  # what prefill in the pool adds to that
 
     @property
     def ttft_mean_s(self) -> Array:
-        return self.wait.average_s + jnp.sum(self.prefill_weight * self.prefill_s, -1) + self.first_chunk_s
+        shown_s = self.first_chunk_s + self.first_chunk_batch.average_s + self.first_chunk_stall.average_s
+        waits_s = self.wait.average_s + self.brief.average_s
+        return waits_s + jnp.sum(self.prefill_weight * self.prefill_s, -1) + shown_s
 
     @property
     def tpot_mean_s(self) -> Array:
@@ -124,9 +129,15 @@ def _node_width(nodes_s: Array) -> Array:
 def ttft_cdf(latency: Latency, x_s: Array) -> Array:
     """P(TTFT <= x); x of shape (n,) or scalar."""
     slack = jnp.asarray(x_s - latency.first_chunk_s)[..., None] - latency.prefill_s
-    wait = jax.tree.map(lambda leaf: leaf[..., None], latency.wait)
+    waits = add_waits(latency.wait, latency.first_chunk_stall)
+    wait, brief = jax.tree.map(
+        lambda leaf: leaf[..., None], (waits, add_waits(latency.brief, latency.first_chunk_batch))
+    )
     served = ramp(slack, 0.0, _node_width(latency.prefill_s))
-    on_time = 1.0 - wait.survival(jnp.maximum(slack, 0.0))
+    room_s = jnp.maximum(slack, 0.0)
+    # Behind whole prompts the brief wait is a part of the long one's end; without a long one it stands alone.
+    alone = (1.0 - wait.probability) * brief.survival(room_s)
+    on_time = 1.0 - wait.survival(jnp.maximum(room_s - brief.average_s, 0.0)) - alone
     return jnp.sum(latency.prefill_weight * served * on_time, -1)
 
 
@@ -150,9 +161,10 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
     """
     wait = jax.tree.map(lambda leaf: leaf[..., None], latency.wait)
     width = _node_width(latency.prefill_s)
+    first_s = latency.prefill_s + latency.brief.average_s[..., None]
 
     def served(room_s: Array) -> Array:
-        slack = room_s[..., None] - latency.prefill_s
+        slack = room_s[..., None] - first_s
         room = jnp.maximum(slack, 0.0)
         late = wait.probability * sum(share * jnp.exp(-room * rate) for share, rate in wait.exponentials())
         return jnp.sum(latency.prefill_weight * ramp(slack, 0.0, width) * (1.0 - late), -1)
@@ -165,7 +177,8 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
             for part in (1.0 / 6.0, 0.5, 5.0 / 6.0):
                 z = ndtri(jnp.clip(below * part, 1e-6, 1.0 - 1e-6))
                 room_s = jnp.minimum(
-                    ttft_s - latency.first_chunk_s, call_s - steps * (base + gamma_quantile(z, *gamma))
+                    ttft_s - latency.first_chunk_s - latency.first_chunk_batch.average_s,
+                    call_s - steps * (base + gamma_quantile(z, *gamma)),
                 )
                 total = total + latency.output_weight[j] * share[..., j] * below / 3.0 * served(room_s)
         return total

@@ -4,7 +4,7 @@ Prefill is a queue on uncached work. Decode is a processor-sharing pool whose ba
 with a step time a + b B its batch is negative binomial. A pool that does both slows its decode by the share of
 time prefill takes. Idle sessions keep their KV in what memory the active ones leave; evicted ones are prefilled
 again, which closes the loop. The approximations and the constants marked `simulated` were read off
-discrete-event simulations (shared pools 0.25 and 0.3, least-loaded routing 0.62, 0.14, 0.05 and 0.5).
+discrete-event simulations (shared pools 0.25, 0.3 and BEHIND, least-loaded routing 0.62, 0.14, 0.05 and 0.5).
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from breakeven.models.steps import StepTime
 from breakeven.models.workload import Workload
 
 GAUSS = ((-1.7320508, 1.0 / 6.0), (0.0, 2.0 / 3.0), (1.7320508, 1.0 / 6.0))  # 3-point Gauss-Hermite
+BEHIND = 0.4  # of the prefill that came while a call waited, the part still ahead of it when it decodes
 HIGHEST = 0.98  # utilizations are held below this inside the fixed point; the true ones decide saturation
 
 
@@ -38,6 +39,7 @@ class Pools:
     resident_chunks: Array
     missed_chunks: Array
     marginal_s: Array  # mean prefill without weight traffic and launches, prefix held
+    mate: Moments  # the same of what one step holds of a prompt at most
     prefill_latency_s: Array  # mean latency, prefix held
     missed_latency_s: Array
     prefill_memory: Memory  # of all attention engines of a bundle
@@ -46,6 +48,7 @@ class Pools:
     decode_replicas: Array
     prefill_workers: Array  # attention engines of a bundle
     prefill_ways: Array  # prefills one bundle works on at once: pipeline stages x data-parallel ranks, or workers
+    prefill_ranks: Array  # of them, the data-parallel ranks that share a step
     token_budget: Array
     max_batch: Array  # of a bundle
     shared: Array  # share of a prefill's time in which it holds up decode: 1.0 in one pool, 0.0 where they share none
@@ -67,7 +70,7 @@ class State(NamedTuple):
     batch: Array  # sequences decoding in one engine, mean
     miss: Array  # share of continued calls whose prefix was evicted
     decode_busy: Array  # rate of decode work over the engine's marginal speed, below 1 when stable
-    mates: Array  # prefills computed together, mean
+    mates: Array  # prefills computed in one step, mean
 
 
 class OperatingPoint(NamedTuple):
@@ -79,6 +82,9 @@ class OperatingPoint(NamedTuple):
     service: Moments  # occupancy of one call's prefill, misses and batching included
     stall: Moments  # time that one call's prefill keeps the decode of its pool from going on
     stretch: Array  # prefill time over its time alone and unbatched
+    riding: Array  # latency of a prefill over its time alone: decodes that ride along
+    others: Array  # prefills that a call finds in its step
+    rank_others: Array  # of them on its rank, where they make the step longer
     prefill_utilization: Array
     prefill_share: Array  # share of time that prefill takes from the decode of its pool
     fixed_s: Array  # decode step a + b B near the operating batch
@@ -89,6 +95,7 @@ class OperatingPoint(NamedTuple):
     seen_batch: Array  # sequences of others that a request sees decoding, mean
     own_batch: Array  # own and mates' load that a request sees beside the mean batch
     prefill_delay_s: Array  # decode time lost once to the prefill burst a request arrives in
+    burst_passes: Array  # chunks of that burst, which slow only the steps a request has; 0 where prefill comes first
     batch_mates: Array  # requests released to decode together
     batch_variance: Array
     chunk_step_s: Array  # step that carries a prefill chunk
@@ -179,28 +186,40 @@ def _kept(workload: Workload, tokens: Array, tokens_per_rate: Array) -> Array:
     return 1.0 - (missed[0] + missed[1] + missed[2])
 
 
-def _stretch(pools: Pools, state: State, service_s: Array, chunks: Array, marginal_s: Array) -> tuple[Array, Array]:
-    """(stretch of prefill time, chunks per call) by batching of prefills, or by the decodes that ride in chunks."""
+def _stretch(
+    pools: Pools, state: State, service_s: Array, chunks: Array, marginal_s: Array
+) -> tuple[Array, Array, Array]:
+    """(stretch of prefill time by batching and by the decodes that ride in chunks, stretch of its latency by these,
+    chunks per call)."""
     # Weight traffic and launches are what mates share: as large for a call that lost its prefix, so a smaller part.
     alone_s = pools.resident.first * pools.prefill_ways
     floor = jnp.clip(1.0 - pools.marginal_s / alone_s, 0.0, 1.0) * pools.resident.first / service_s
-    batched = 1.0 - floor * (1.0 - 1.0 / state.mates)
+    mates = jnp.maximum(state.mates / pools.prefill_ranks, 1.0)  # on one rank
+    batched = 1.0 - floor * (1.0 - 1.0 / mates)
     left = jnp.maximum(pools.token_budget - state.batch, 0.1 * pools.token_budget)
-    chunks = 1.0 + (chunks - 1.0) * pools.token_budget / left
-    riding = 1.0 + chunks * marginal_s * state.batch / (service_s * pools.prefill_ways)
-    return jnp.where(pools.chunked > 0.5, riding, batched), chunks
+    chunks = jnp.where(pools.chunked > 0.5, 1.0 + (chunks - 1.0) * pools.token_budget / left, chunks)
+    riding = pools.chunked * chunks * marginal_s * state.batch / (service_s * pools.prefill_ways)
+    return batched + riding / mates, 1.0 + riding, chunks
 
 
-def _held_parts(pools: Pools, utilization: Array) -> Array:
+def _held_parts(pools: Pools, utilization: Array, step_s: Array, service: Moments, ranks_busy: Array) -> Array:
     """How much longer prefill holds decode up than it occupies its engine, where the engine works on w parts at once.
 
-    w micro-batches (or data-parallel ranks) go round in the time of the longest: one that alone carries a prefill
-    holds up all of them, and only when all carry one is nothing lost. With rho = x / w the utilization by prefill and
-    each other part busy with the probability sought, share = (x / w) (1 + (w - 1)(1 - share)), hence the factor
-    share / rho = w / (1 + (w - 1) rho).
+    p micro-batches go round in the time of the longest: one that alone carries a prefill holds up all of them, and
+    only when all carry one is nothing lost. With rho = x / p the utilization by prefill and each other part busy with
+    the probability sought, share = (x / p) (1 + (p - 1)(1 - share)), hence the factor share / rho = p / (1 + (p - 1)
+    rho). Prefill first stops decode only for what it takes longer than a decode step: the first micro-batch follows
+    it right through. Of d data-parallel ranks, which share each step, only those with a prompt have work.
     """
-    ways = pools.holding_ways
-    return ways / (1.0 + utilization * (ways - 1.0))
+    depth = jnp.maximum(pools.holding_ways / pools.prefill_ranks, 1.0)
+    pass_s = service.first * pools.prefill_ways
+    spread = jnp.maximum(service.second - service.first**2, 0.0) * pools.prefill_ways**2
+    longer = pass_s - step_s
+    longer = 0.5 * (longer + jnp.sqrt(longer**2 + 0.64 * spread)) / pass_s  # E[(pass - step)+], normal
+    longer = jnp.where(pools.chunked > 0.5, 1.0, jnp.clip(longer, 0.0, 1.0))
+    rounds = depth / (1.0 + utilization * (depth - 1.0))
+    held = (1.0 + (rounds - 1.0) * longer) * pools.prefill_ranks / ranks_busy
+    return jnp.where(pools.holding_ways > 1.0, held, 1.0)
 
 
 def operating_point(
@@ -218,16 +237,19 @@ def operating_point(
 
     alone = pools.resident.mixed(pools.missed, state.miss)
     chunks = pools.resident_chunks + state.miss * (pools.missed_chunks - pools.resident_chunks)
-    stretch, chunks = _stretch(pools, state, alone.first, chunks, marginal_s)
+    stretch, riding, chunks = _stretch(pools, state, alone.first, chunks, marginal_s)
     service = alone.scaled(stretch)
     prefill_utilization = prefill_rate * service.first
 
-    stall = service.scaled(_held_parts(pools, jnp.minimum(prefill_utilization, HIGHEST)) * pools.shared)
+    pass_s = service.first * pools.prefill_ways
+    ranks_busy = jnp.minimum(state.mates, pools.prefill_ranks)
+    held = _held_parts(pools, jnp.minimum(prefill_utilization, HIGHEST), step_s, service, ranks_busy)
+    stall = service.scaled(held * pools.shared)
     share = jnp.minimum(seen * prefill_rate * stall.first, HIGHEST)
-    chunk_step_s = service.first * pools.prefill_ways / chunks
+    chunk_step_s = pass_s * jnp.maximum(state.mates / pools.prefill_ranks, 1.0) / chunks
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
     slowdown = 1.0 / (1.0 - share + chunk_rate * step_s)
-    delay_s, mates = _prefill_bursts(pools, service, seen * prefill_rate, share, step_s, chunk_step_s, steps)
+    delay_s, mates, passes = _prefill_bursts(pools, service, seen * prefill_rate, share, step_s, chunk_step_s, steps)
 
     busy = jnp.minimum(decode_rate * steps * slowdown * marginal_s, HIGHEST)
     spread = per_context**2 * workload.decode_context_var / marginal_s
@@ -243,7 +265,8 @@ def operating_point(
 
     active = _active_tokens(pools, workload, batch, prefill_rate, service)
     miss = cache_miss(pools, workload, session_rate, active)
-    together = _prefill_mates(pools, workload, state, prefill_rate, prefill_utilization, service, step_s)
+    per_rank = jnp.maximum(pools.token_budget / workload.resident.mean_tokens, 1.0)
+    together, others = _prefill_mates(pools, workload, state, prefill_rate, pass_s, share, step_s, chunk_step_s)
     return OperatingPoint(
         State(batch, miss, busy, together),
         prefill_rate,
@@ -251,6 +274,9 @@ def operating_point(
         service,
         stall,
         stretch,
+        riding,
+        others,
+        jnp.minimum(others / pools.prefill_ranks, per_rank - 1.0),
         prefill_utilization,
         share,
         fixed_s,
@@ -261,6 +287,7 @@ def operating_point(
         seen * batch,
         own,
         delay_s,
+        passes,
         mates,
         variance,
         chunk_step_s,
@@ -270,26 +297,32 @@ def operating_point(
 
 
 def prefill_servers(pools: Pools) -> Array:
-    """Engines that a call's prefill may wait for: all of a balanced pool, else the one that holds its session."""
-    return jnp.where(pools.prefill_balanced > 0.5, pools.prefill_replicas, 1.0)
+    """Engines that a call's prefill may wait for: all of a balanced pool, else the one that holds its session.
+
+    Routing counts the calls of an engine; in a shared pool most of them decode, which tells little of its prefill.
+    """
+    known = jnp.where(pools.shared > 0.5, jnp.sqrt(pools.prefill_replicas), pools.prefill_replicas)
+    return jnp.where(pools.prefill_balanced > 0.5, known, 1.0)
 
 
 def _prefill_bursts(
     pools: Pools, service: Moments, rate: Array, share: Array, step_s: Array, chunk_step_s: Array, steps: Array
-) -> tuple[Array, Array]:
-    """(decode delay a request suffers from the prefill burst it came in, mates released with it) in a shared pool.
+) -> tuple[Array, Array, Array]:
+    """(decode delay a request suffers from the prefill burst it came in, mates released with it, chunks of the burst)
+    in a shared pool.
 
-    A request starts to decode when its prefill ends; what came meanwhile, (W + S) / (1 - share) of prefill, is still
-    ahead. Prefill first stops it for that time; chunks only slow it, for as long as it lasts.
+    A request starts to decode when its prefill ends; what came meanwhile is still ahead: of what came in its own
+    prefill all, of what came while it waited the part that was not computed in the same step (`BEHIND`, simulated).
+    Prefill first stops it for that time; chunks only slow it, for as long as it lasts.
     """
     idle = 1.0 - share
     queue_s = 0.5 * rate * service.second / (idle * prefill_servers(pools))
-    first_delay_s = (queue_s + service.first) * share / idle
+    first_delay_s = (BEHIND * queue_s + service.first) * share / idle
     mates = (share * idle + rate**2 * service.second / prefill_servers(pools)) / idle**2 + 1.0 / idle - 1.0
 
     gain_s = jnp.maximum(chunk_step_s - step_s, 0.0)
-    passes = (queue_s + service.first) / idle / chunk_step_s
-    chunked_delay_s = share * passes * -jnp.expm1(-steps / jnp.maximum(passes, 1e-6)) * gain_s
+    passes = jnp.maximum((queue_s + service.first) / idle / chunk_step_s, 1e-6)
+    chunked_delay_s = BEHIND * share * passes * -jnp.expm1(-steps / passes) * gain_s
     life_s = steps * step_s / idle
     burst_s = 0.5 * service.second / service.first / idle**2
     chunked_mates = mates * life_s / (life_s + burst_s) * gain_s / chunk_step_s
@@ -297,6 +330,7 @@ def _prefill_bursts(
     return (
         pools.shared * jnp.where(chunked, chunked_delay_s, first_delay_s),
         pools.shared * jnp.where(chunked, chunked_mates, mates),
+        pools.chunked * passes,
     )
 
 
@@ -319,17 +353,23 @@ def _prefill_mates(
     workload: Workload,
     state: State,
     rate: Array,
-    utilization: Array,
-    service: Moments,
+    pass_s: Array,
+    share: Array,
     step_s: Array,
-) -> Array:
-    """Prefills computed in one step, mean: those that came during the last one, as far as the budget holds them."""
-    share = jnp.minimum(utilization, HIGHEST)
-    gathering_s = (1.0 - share) * step_s * pools.shared + share * state.mates * service.first
+    chunk_step_s: Array,
+) -> tuple[Array, Array]:
+    """(prefills computed in one step, mean; others that a call finds in its own): those that came to a micro-batch
+    during the last one, as far as the budget holds them."""
+    depth = pools.prefill_ways / pools.prefill_ranks
+    stage_s = jnp.maximum(state.mates / pools.prefill_ranks, 1.0) * pass_s / depth
+    alone = jnp.minimum(rate * stage_s / state.mates, HIGHEST)  # without a decode to wait for
+    first_s = jnp.where(pools.shared > 0.5, (1.0 - share) * step_s + share * stage_s, alone * stage_s)
+    chunk_s = ((1.0 - share) * step_s + share * chunk_step_s) / depth
+    gathering_s = jnp.where(pools.chunked > 0.5, chunk_s, first_s)
     came = jnp.clip(rate * gathering_s, 1e-3, 100.0)
     most = jnp.maximum(pools.token_budget / workload.resident.mean_tokens, 1.0)
-    mates = jnp.minimum(came / -jnp.expm1(-came), most)
-    return jnp.where(pools.chunked > 0.5, 1.0, mates)
+    together = jnp.minimum(came / -jnp.expm1(-came), most * pools.prefill_ranks)
+    return together, jnp.minimum(came, most * pools.prefill_ranks)
 
 
 def decode_utilization(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM) -> Array:

@@ -77,7 +77,8 @@ class Doubts(NamedTuple):
     link_busy: Array  # bursty prefill over a link above 0.3
     few_prefill_engines: Array  # one or two, with a heavy-tailed prompt
     cache_unsettled: Array  # a surge of sessions tips it over for good, or the fixed point was not reached
-    cache_short: Array  # more than 2 % of continued calls lose their prefix
+    cache_short: Array  # more than 2 % of continued calls lose their prefix, 5 % where prefill is apart
+    in_step: Array  # prefill and decode in a pool whose pipeline stages or data-parallel ranks keep step
 
 
 class Performance(NamedTuple):
@@ -127,6 +128,13 @@ def _service_moments(nodes: PrefillNodes, latency_s: Array, token_s: Array, pair
         shift = jnp.sum(nodes.weight * (latency_s**k - linear**k), -1)
         corrected.append(jnp.maximum(moment + shift, 0.2 * moment) * occupancy**k)
     return Moments(*corrected)
+
+
+def _mate(nodes: PrefillNodes, token_s: Array, pair_s: Array, token_budget: Array) -> Moments:
+    """Moments of the time that one step spends on a prompt beside what it costs anyway: at most a budget of it."""
+    part = jnp.minimum(1.0, token_budget[:, None] / nodes.tokens)
+    taken_s = part * (token_s[:, None] * nodes.tokens + pair_s[:, None] * nodes.pairs)
+    return Moments(*(jnp.sum(nodes.weight * taken_s**k, -1) for k in (1, 2, 3)))
 
 
 def _mean_chunks(nodes: PrefillNodes, token_budget: Array) -> Array:
@@ -233,7 +241,9 @@ def request_s(resolved: Resolved, workload: Workload, engine: Engine) -> tuple[A
     A measured constant of TTFT delays the call; where it takes away more than the engine's own constant, the rest is
     time that the first chunk is not held back.
     """
-    own = engine.request_s + engine.request_token_s * workload.mean_prompt
+    p, d = resolved.prefill_attention, resolved.decode_attention
+    handover_s = jnp.where(p.choice.pool == d.choice.pool, 0.0, engine.handover_s)
+    own = engine.request_s + engine.request_token_s * workload.mean_prompt + handover_s
     if resolved.correction is None:
         return own, jnp.zeros_like(own)
     moved = own + resolved.correction.first_token_s
@@ -270,6 +280,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         resident_chunks=_mean_chunks(hit, budget),
         missed_chunks=_mean_chunks(lost, budget),
         marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs,
+        mate=_mate(hit, token_s, pair_s, budget),
         prefill_latency_s=prefill_latency_s,
         missed_latency_s=lost_latency_s,
         prefill_memory=_bundle_memory(prefill_memory, prefill.workers, workload.shared_prefix_tokens),
@@ -278,6 +289,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         decode_replicas=decode.count,
         prefill_workers=prefill.workers,
         prefill_ways=ways,
+        prefill_ranks=jnp.where(prefill.workers > 1.0, 1.0, p.choice.data_parallel),
         token_budget=budget,
         max_batch=d.choice.max_batch * decode.workers,
         shared=shared,
@@ -354,27 +366,33 @@ def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalo
     base = a + (b - per_context * context) * own + per_context * context * (own - 1.0) + 0.3 * b * point.batch_mates
     base = base[:, None] + per_context[:, None] * workload.output_context
     # A call from another pool waits for the step in progress; one from the same pool starts with a step of its own.
-    base = base + jnp.where(pools.moves > 0.5, 0.5 * step, 0.0)[:, None] / steps
+    own_step_s = jnp.where(pools.moves > 0.5, step, 0.0)[:, None]
+    base = base + 0.5 * own_step_s * workload.output_inverse
 
     spread = b**2 * point.batch_variance + per_context**2 * batch * workload.decode_context_var
     memory_s = workload.mean_steps2 / workload.mean_steps * step * point.slowdown / (1.0 - busy)
     variance = spread[:, None] * autocorrelation_share(steps * (step * point.slowdown / memory_s)[:, None])
     variance = variance + per_context[:, None] ** 2 * workload.output_context_var
+    inverse, inverse2 = workload.output_inverse, workload.output_inverse2
+    variance = variance + own_step_s**2 * (inverse2 / 3.0 - inverse**2 / 4.0)
     mean = base + (b * batch)[:, None]
-    probability, stall_s, stall_variance = _stalls(point, pools, mean, steps)
+    probability, stall_s, stall_variance = _stalls(point, pools, workload, mean, steps)
     return TokenTime(base, b * batch, variance, probability, stall_s, stall_variance)
 
 
-def _stalls(point: OperatingPoint, pools: Pools, token_s: Array, steps: Array) -> tuple[Array, Array, Array]:
+def _stalls(
+    point: OperatingPoint, pools: Pools, workload: Workload, token_s: Array, steps: Array
+) -> tuple[Array, Array, Array]:
     """(probability, mean, variance) of what prefill in the pool adds to a call's TPOT, per output node (n, O).
 
     A call is stalled if a prefill starts while it decodes, or was ahead of it when it began; else not at all.
     """
-    idle = 1.0 - point.prefill_share
-    ahead_s = 0.5 * point.prefill_rate * point.service.second / idle + point.service.first
-    exposed_s = steps * token_s + ahead_s[:, None]
-    probability = jnp.clip(-jnp.expm1(-point.prefill_rate[:, None] * exposed_s), 1e-6, 1.0)
-    mean = (point.slowdown - 1.0)[:, None] * token_s + point.prefill_delay_s[:, None] / steps
+    # A queue is empty behind a call that leaves it with probability 1 - utilization.
+    left = 1.0 - jnp.clip(point.prefill_utilization, 0.0, 1.0)[:, None]
+    probability = jnp.clip(1.0 - left * jnp.exp(-point.prefill_rate[:, None] * steps * token_s), 1e-6, 1.0)
+    passes = point.burst_passes + 1e-6
+    lasts = jnp.expm1(-steps / passes[:, None]) / jnp.expm1(-workload.mean_steps / passes)[:, None]
+    mean = (point.slowdown - 1.0)[:, None] * token_s + point.prefill_delay_s[:, None] * lasts / steps
     variance = _stall_variance(point, pools, steps)
     given = mean / probability
     given_variance = jnp.maximum((variance + mean**2) / probability - given**2, 0.02 * given**2)
@@ -400,24 +418,30 @@ def _latency(
     pools: Pools,
     prefill: Prefill,
     weight: Array,
-    wait: Wait,
+    waits: CallWaits,
     workload: Workload,
     resolved: Resolved,
     catalog: Catalog,
 ) -> Latency:
     token = _token_times(point, pools, workload, catalog)
-    stretch = jnp.where(pools.chunked > 0.5, point.stretch, 1.0)
-    prefill_s = prefill.latency_s * stretch[:, None] + prefill.transfer_s + pools.request_s[:, None]
+    wait, brief = waits.long, waits.brief
+    prefill_s = prefill.latency_s * point.riding[:, None] + prefill.transfer_s + pools.request_s[:, None]
     output = jnp.sum(workload.output_weight * workload.output_steps * token.mean_s, -1)
     square = token.mean_s**2 + token.total_variance
     output2 = jnp.sum(workload.output_weight * workload.output_steps**2 * square, -1)
     first = jnp.sum(weight * prefill_s, -1)
     first2 = jnp.sum(weight * prefill_s**2, -1)
-    first_chunk_s = catalog.engine.first_chunk_steps * jnp.sum(workload.output_weight * token.mean_s, -1)
-    call_mean = wait.average_s + first + output
-    call_variance = wait.variance_s2 + jnp.maximum(first2 - first**2, 0.0) + jnp.maximum(output2 - output**2, 0.0)
+    call_mean = wait.average_s + brief.average_s + first + output
+    first_chunk_s, moving, stall = _first_chunk(token, workload, catalog.engine.first_chunk_steps)
+    call_variance = (
+        wait.variance_s2
+        + brief.variance_s2
+        + jnp.maximum(first2 - first**2, 0.0)
+        + jnp.maximum(output2 - output**2, 0.0)
+    )
     return Latency(
         wait=wait,
+        brief=brief,
         prefill_s=prefill_s,
         prefill_weight=weight,
         token=token,
@@ -429,8 +453,29 @@ def _latency(
         gap_variance=workload.gap_var_s,
         call_mean_s=call_mean,
         call_variance=call_variance,
-        first_chunk_s=jnp.maximum(first_chunk_s + request_s(resolved, workload, catalog.engine)[1], 0.0),
+        # A measured constant may say that the first chunk is held back less than the engine does.
+        first_chunk_s=first_chunk_s + jnp.maximum(request_s(resolved, workload, catalog.engine)[1], -first_chunk_s),
+        first_chunk_batch=moving,
+        first_chunk_stall=stall,
     )
+
+
+def _first_chunk(token: TokenTime, workload: Workload, most_steps: Array) -> tuple[Array, Wait, Wait]:
+    """(seconds from the first token to the first chunk's arrival, those that move with the batch, what stalls add):
+    of a few steps, or of all there are."""
+    steps = jnp.minimum(workload.output_steps, most_steps)
+    weight = workload.output_weight
+    base_s = jnp.sum(weight * steps * token.base_s, -1)
+    moving_s = jnp.sum(weight * steps, -1) * token.batch_s + TINY
+    variance = jnp.sum(weight * steps**2 * token.variance, -1)
+    moving = Wait(jnp.ones_like(moving_s), moving_s, jnp.clip(variance / moving_s**2, 0.02, 3.0))
+    stalled = weight * token.stall_probability
+    probability = jnp.sum(stalled, -1)
+    total_s = jnp.sum(stalled * steps * token.stall_s, -1)
+    second = jnp.sum(stalled * steps**2 * (token.stall_variance + token.stall_s**2), -1)
+    mean_s = total_s / (probability + TINY)
+    cv2 = second / (probability * mean_s**2 + TINY) - 1.0
+    return base_s, moving, Wait(probability, mean_s, jnp.clip(cv2, 0.02, 1e4))
 
 
 def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:
@@ -446,7 +491,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     weight = jnp.concatenate([hit.weight * (1.0 - miss), missed_weight * miss], -1)
 
     waits = call_waits(point, pools, workload, catalog.llm, seen)
-    latency = _latency(point, pools, prefill, weight, waits.total, workload, resolved, catalog)
+    latency = _latency(point, pools, prefill, weight, waits, workload, resolved, catalog)
     if workload.concurrent_sessions is not None:
         latency = held_back(latency, rate, workload)
     if workload.first_wave_share is not None:
@@ -537,5 +582,6 @@ def _doubts(
         link_busy=(waits.link_utilization > 0.3) & (waits.departures_cv2 > 1.5),
         few_prefill_engines=(pools.shared <= 0.0) & (pools.prefill_replicas <= 2.0) & (service_cv2 > 4.0),
         cache_unsettled=tipped | moved,
-        cache_short=state.miss > 0.02,
+        cache_short=state.miss > jnp.where(pools.shared > 0.5, 0.02, 0.05),
+        in_step=(pools.shared > 0.5) & (pools.prefill_ways > 1.0),
     )

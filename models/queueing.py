@@ -61,20 +61,27 @@ def queue_wait(rate: Array, service: Moments, servers: Array, arrival_cv2: Array
 
     .. math:: E[W] = \frac{\lambda E[S^2]}{2(1-\rho)}, \quad E[W^2] = 2E[W]^2 + \frac{\lambda E[S^3]}{3(1-\rho)}.
 
-    A pool that sends calls to its least loaded server is one server of the pool's speed whose waiting
-    probability is that of M/M/c (Sakasegawa). Arrivals burstier than Poisson stretch the wait by
+    A pool that sends calls to the server with the fewest of them waits with the probability C of M/M/c (Sakasegawa),
+    to the power 1.25, and longer than one queue for all would: calls are sent behind a huge prompt, too. With R servers
+
+    .. math:: E[W | W > 0] = \frac{E[S^2]}{2E[S]} \left(\frac{1}{R(1-\rho)} + (1 - 1/R)(1 - 0.6\rho)\right).
+
+    The exponent and 0.6 were read off simulations. Arrivals burstier than Poisson stretch the wait by
     (c_a^2 + c_s^2) / (1 + c_s^2) (Allen and Cunneen).
     """
     rho = jnp.clip(rate * service.first, 1e-6, 0.995)
     idle = 1.0 - rho
     pooled = service.scaled(1.0 / servers)
-    arrivals = rate * servers
+    arrivals, one = rate * servers, 1.0 / servers
     mean = arrivals * pooled.second / (2.0 * idle)
     second = 2.0 * mean**2 + arrivals * pooled.third / (3.0 * idle)
     service_cv2 = jnp.maximum(service.second / (service.first**2 + TINY) - 1.0, 0.0)
-    given_wait = mean / rho * (arrival_cv2 + service_cv2) / (1.0 + service_cv2)
-    cv2 = jnp.maximum(second * rho / (mean**2 + TINY) - 1.0, 0.05)
-    return Wait(wait_probability(servers, rho), given_wait, cv2)
+    residual = 0.5 * service.second / (service.first + TINY)
+    stuck = residual * (one / idle + (1.0 - one) * (1.0 - 0.6 * rho))
+    given_wait = stuck * (arrival_cv2 + service_cv2) / (1.0 + service_cv2)
+    cv2 = jnp.maximum(second * rho / (mean**2 + TINY) - 1.0, jnp.where(servers > 1.0, 0.3, 0.05))
+    probability = wait_probability(servers, rho)
+    return Wait(jnp.where(servers > 1.0, probability**1.25, probability), given_wait, cv2)
 
 
 def add_waits(*waits: Wait) -> Wait:
@@ -88,7 +95,8 @@ def add_waits(*waits: Wait) -> Wait:
     probability = jnp.maximum(1.0 - none, 1e-9)
     given = mean / probability
     second = (variance + mean**2) / probability
-    return Wait(probability, given, jnp.maximum(second / (given**2 + TINY) - 1.0, 0.02))
+    given2 = jnp.maximum(given**2, 1e-24)  # a wait of no length has no spread
+    return Wait(probability, given, jnp.clip(second / given2 - 1.0, 0.02, 1e6))
 
 
 def uniform_wait(probability: Array, longest_s: Array) -> Wait:

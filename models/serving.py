@@ -20,6 +20,7 @@ from breakeven.models.workload import Workload
 class Outcome(NamedTuple):
     """What a candidate costs and achieves, arrays of shape (n,); the columns of front.csv."""
 
+    trust: Array  # inside the region where simulation confirmed the queueing approximations
     feasible: Array  # fits, is stable and within the study's limits
     meets_slo: Array  # feasible, the target is met and so is every fraction of a single bound
     cost_per_hour_usd: Array
@@ -111,7 +112,11 @@ def outcome(
     pairs = workload.resident.mean_pairs / workload.resident.mean_tokens
     prefill_flops = workload.resident.mean_tokens * _model_flops_per_token(catalog, pairs)
     decode_tokens = calls * workload.mean_steps
+    doubtful = jnp.zeros_like(feasible)
+    for doubt in found.doubts:
+        doubtful = doubtful | doubt
     return Outcome(
+        trust=~doubtful,
         feasible=feasible,
         meets_slo=feasible & (met.slo >= slo.target) & (short <= 0.0),
         cost_per_hour_usd=cost,

@@ -25,9 +25,10 @@ from breakeven.models.workload import Workload
 
 
 class CallWaits(NamedTuple):
-    """The sum of a call's waits, and what is worth knowing of its parts; shapes (n,)."""
+    """A call's waits, and what is worth knowing of their parts; shapes (n,)."""
 
-    total: Wait
+    long: Wait  # for prefill and for room to decode: behind whole prompts
+    brief: Wait  # for the step in progress, for mates in the own one, for the link
     admission: Wait
     link_utilization: Array
     departures_cv2: Array  # of calls that leave prefill
@@ -43,15 +44,10 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
     admission = _admission(point, pools, workload, llm)
     link, link_utilization, departures = _link(point, pools)
     reload, reload_utilization = _reload(point, pools, workload)
-    total = add_waits(
-        reload,
-        _prefill(point, pools, workload, seen),
-        _step_in_progress(point, pools),
-        _mates(point, pools),
-        admission,
-        link,
-    )
-    return CallWaits(total, admission, link_utilization, departures, reload, reload_utilization)
+    queue = _prefill(point, pools, workload, seen)
+    long = add_waits(reload, queue, _pass_in_progress(point, pools), admission)
+    brief = add_waits(*_step_in_progress(point, pools), _mates(point, pools), *link)
+    return CallWaits(long, brief, admission, link_utilization, departures, reload, reload_utilization)
 
 
 def _prefill(point: OperatingPoint, pools: Pools, workload: Workload, seen: Array) -> Wait:
@@ -75,8 +71,8 @@ def _admission(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
     return Wait(tail / (below + tail), given, jnp.ones_like(given))
 
 
-def _link(point: OperatingPoint, pools: Pools) -> tuple[Wait, Array, Array]:
-    """(wait for the prefill engine's link, its utilization, squared CV of departures from prefill).
+def _link(point: OperatingPoint, pools: Pools) -> tuple[tuple[Wait, Wait], Array, Array]:
+    """(waits for the prefill engine's link, its utilization, squared CV of departures from prefill).
 
     Departures of a busy, irregular prefill come in bursts; the exponent 0.4 for them was read off simulations.
     """
@@ -90,7 +86,28 @@ def _link(point: OperatingPoint, pools: Pools) -> tuple[Wait, Array, Array]:
     held = jnp.clip(rho, TINY, HIGHEST)
     given = 0.5 * mean * (jnp.maximum(departures, 1.0) + transfer_cv2) / (1.0 - held)
     probability = jnp.where(rho > 0.0, held**exponent, 0.0)
-    return Wait(probability, given, jnp.ones_like(given)), rho, departures
+    # Prompts of one step come together: each finds half of the others before it, M[X]/G/1.
+    others = point.others
+    ahead = jnp.maximum(0.5 * others, 1e-4)
+    any_ahead = -jnp.expm1(-ahead)
+    together = Wait(any_ahead, ahead / any_ahead * mean / (1.0 - held), jnp.ones_like(given))
+    return (Wait(probability, given, jnp.ones_like(given)), together), rho, departures
+
+
+def _pass_in_progress(point: OperatingPoint, pools: Pools) -> Wait:
+    """Data-parallel ranks share each step: a call waits for the one in progress though a rank may be idle.
+
+    All that came during a step are computed in the next one, so with m arrivals a step it is followed by another with
+    probability 1 - e^-m: e^m steps in a row, one idle time after them. One rank's part is in its queue's wait.
+    """
+    ranks = pools.prefill_ranks
+    stage = point.service.scaled(ranks)
+    came = jnp.clip(point.prefill_rate * stage.first, 0.0, 20.0)
+    busy = came / (came + jnp.exp(-came))
+    mean_s = 0.5 * stage.second / (stage.first + TINY)
+    second = stage.third / (3.0 * stage.first + TINY)
+    cv2 = jnp.maximum(second / (mean_s**2 + TINY) - 1.0, 0.3)
+    return Wait(busy * (1.0 - 1.0 / ranks), mean_s, cv2)
 
 
 def _reload(point: OperatingPoint, pools: Pools, workload: Workload) -> tuple[Wait, Array]:
@@ -127,28 +144,32 @@ def _either(one: Wait, other: Wait) -> Wait:
     return Wait(probability, mean, jnp.maximum(second / (mean**2 + TINY) - 1.0, 0.0))
 
 
-def _step_in_progress(point: OperatingPoint, pools: Pools) -> Wait:
-    """A call that arrives in a shared pool first waits for the step in progress to end."""
+def _step_in_progress(point: OperatingPoint, pools: Pools) -> tuple[Wait, Wait]:
+    """A call that arrives in a shared pool first waits for the step in progress to end: one of decode, or, where the
+    micro-batches of a pipeline keep step with it, one with another call's chunk."""
     busy = -jnp.expm1(-point.state.batch)
-    share = jnp.minimum(point.prefill_utilization, 1.0)
-    outside = jnp.where(pools.chunked > 0.5, 1.0, 1.0 - share)
-    return uniform_wait(pools.shared * busy * outside, jnp.maximum(point.step_s, 1e-6))
+    decode = uniform_wait(pools.shared * busy * (1.0 - point.prefill_share), jnp.maximum(point.step_s, 1e-6))
+    others = pools.chunked * point.prefill_share * (1.0 - 1.0 / pools.prefill_ways)
+    return decode, uniform_wait(others, jnp.maximum(point.chunk_step_s, 1e-6))
 
 
 def _mates(point: OperatingPoint, pools: Pools) -> Wait:
-    """Prompts computed together end together: the time of those that share the step."""
-    others = jnp.maximum(point.state.mates - 1.0, 0.0)
-    probability = jnp.clip(others, 1e-6, 0.999)
-    given = others * pools.marginal_s / probability
-    return Wait(probability, given, jnp.ones_like(given))
+    """Prompts computed together end together: the time of those behind in the same step, compound Poisson; a queue's
+    wait holds those ahead."""
+    others = jnp.maximum(0.5 * point.rank_others, 1e-4)
+    probability = -jnp.expm1(-others)
+    mean = others * pools.mate.first / probability
+    second = (others * pools.mate.second + (others * pools.mate.first) ** 2) / probability
+    return Wait(probability, mean, jnp.clip(second / (mean**2 + TINY) - 1.0, 0.05, 1e3))
 
 
 def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array) -> Array:
     """Sessions in progress at session rate `rate` (Little's law); infinite where a pool is saturated."""
     point = operating_point(state, pools, workload, llm, rate, seen)
-    waiting_s = call_waits(point, pools, workload, llm, seen).total.average_s
+    waits = call_waits(point, pools, workload, llm, seen)
+    waiting_s = waits.long.average_s + waits.brief.average_s
     latency = pools.prefill_latency_s + state.miss * (pools.missed_latency_s - pools.prefill_latency_s)
-    latency = latency * jnp.where(pools.chunked > 0.5, point.stretch, 1.0)
+    latency = latency * point.riding
     call_s = waiting_s + latency + pools.transfer_s + pools.request_s + point.state.batch / point.decode_rate
     session_s = workload.calls_per_session * call_s + (workload.calls_per_session - 1.0) * workload.gap_mean_s
     full = (point.prefill_utilization >= 1.0) | (decode_utilization(point, pools, workload, llm) >= 1.0)

@@ -59,6 +59,8 @@ class Workload:
     missed: PrefillNodes  # only the shared prefix is
     output_weight: Leaf  # (8,)
     output_steps: Leaf  # decode steps after the first token, o - 1
+    output_inverse: Leaf  # mean of 1 / steps, of at least one step
+    output_inverse2: Leaf  # and of its square
     output_context: Leaf  # mean of ctx + o/2
     output_context_var: Leaf
     mean_steps: Leaf  # E[o - 1]
@@ -145,6 +147,8 @@ def _of_sessions(
         missed=prefill_nodes(sample.missed_tokens, prompt),
         output_weight=_leaf(_weights(output_bins)),
         output_steps=_leaf(_bin_means(steps, output_bins)),
+        output_inverse=_leaf(_bin_means(1.0 / np.maximum(steps, 1.0), output_bins)),
+        output_inverse2=_leaf(_bin_means(1.0 / np.maximum(steps, 1.0) ** 2, output_bins)),
         output_context=_leaf(by_output[0]),
         output_context_var=_leaf(by_output[1]),
         mean_steps=_leaf(steps.mean()),

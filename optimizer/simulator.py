@@ -1,7 +1,7 @@
 """Candidates of a space played forward: what they need, computed once for many, and one simulation at a time."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from breakeven.models.simulation import (
     call_s,
     machines,
     plan,
+    replay,
     simulate,
     traffic,
 )
@@ -151,6 +152,19 @@ class Ready:
             simulator.sample, self.load, expected, window.horizon_s, ready.prefill_engines, split, cache, seed
         )
         return simulate(ready, coming, log_rows)
+
+    def replay(self, start_s: Floats, seed: int, log_rows: int = 0) -> Simulated:
+        """Play every session of the sample once, from an idle deployment to the end of the last; an infinite start:
+        when another session ends. Rates are those until the last session starts, where that is known."""
+        simulator = self.simulator
+        known = np.isfinite(start_s).all() and float(start_s.max()) > 0.0
+        until_s = np.nextafter(float(start_s.max()), np.inf) if known else np.inf
+        window = Window(0.0, until_s, np.inf, True, 0.0 if log_rows else np.inf)
+        workload, catalog = simulator.evaluator.workload, simulator.evaluator.catalog
+        ready = plan(self.machine, self.resolved, workload, catalog, window, self.row)
+        coming = replay(simulator.sample, start_s, ready.prefill_engines, ready.decode_engines > 0, seed)
+        found = replace(simulate(ready, coming, log_rows), every=True)
+        return found if known else replace(found, plan=ready._replace(window_end_s=np.nextafter(found.end_s, np.inf)))
 
     def replicate(self, runs: int, calls: int, seed: int, **options: Any) -> Replications:
         """`runs` independent simulations of about `calls` calls each."""

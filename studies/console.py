@@ -30,6 +30,8 @@ _COLUMNS: tuple[tuple[str, str, Form], ...] = (
     ("kv", "KV", str),
     ("cost_per_hour_usd", "USD/h", lambda v: f"{v:,.2f}"),
     ("slo_attainment", "attainment", share),
+    ("slo_attainment_low", "80 % from", share),
+    ("slo_attainment_high", "to", share),
     ("slo_attainment_simulated", "simulated", lambda v: share(v) if np.isfinite(v) else ""),
     ("probability_meets_target", "P(met)", share),
     ("expected_cost_per_hour_usd", "E[USD/h]", lambda v: f"{v:,.2f}"),
@@ -58,7 +60,7 @@ def front_columns(frame: pd.DataFrame, also: tuple[str, ...] = ()) -> list[tuple
     """(column, heading, form) of what a table of deployments shows."""
     shown = {name for name, *_ in _COLUMNS}
     extra = [(name, *_EXTRA[name]) for name in also if name in _EXTRA and name not in shown]
-    return [c for c in (*_COLUMNS[:5], *extra, *_COLUMNS[5:]) if c[0] in frame]
+    return [c for c in (*_COLUMNS[:7], *extra, *_COLUMNS[7:]) if c[0] in frame]
 
 
 def screen() -> Console:
@@ -169,17 +171,20 @@ def show_explanation(found: Explanation, console: Console, against: Explanation 
 def show_simulation(report: Report, console: Console) -> None:
     """Print what a simulation showed beside the model's prediction, and what is wrong with it."""
     out = Table(title=report.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in ("", "simulated", "95 % interval", "model"):
+    recorded = any(np.isfinite(line.recorded) for line in report.lines)
+    for heading in ("", "simulated", "95 % interval", "model", *(["recorded"] if recorded else [])):
         out.add_column(heading, justify="left" if not heading else "right")
     for line in report.lines:
         value, low, high = (_measured(line.name, x) for x in line.simulated)
         known = np.isfinite(line.simulated.low) and np.isfinite(line.simulated.high)
         cells = [value, f"{low} to {high}" if known else "", _measured(line.name, line.model)]
+        cells += [_measured(line.name, line.recorded)] if recorded else []
         out.add_row(line.name.removesuffix("_s").replace("_", " "), *cells)
     console.print(out)
     found = report.replications
     events = sum(run.events for run in found.runs)
-    console.print(f"{found.calls:,} calls measured in {len(found.runs)} parts, {events:,} events.", highlight=False)
+    parts = f" in {len(found.runs)} parts" if len(found.runs) > 1 else ""
+    console.print(f"{found.calls:,} calls measured{parts}, {events:,} events.", highlight=False)
     for words in report.warnings:
         console.print(f"Warning: {words}.", highlight=False, soft_wrap=True)
 

@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 
 from breakeven.models.inputs import InputError
-from breakeven.models.simulation import Estimate, Replications
+from breakeven.models.simulation import Bounds, Estimate, Replications
 from breakeven.optimizer.simulator import MOST_SESSIONS, WARM_UP, Ready, bounds
 from breakeven.studies.deployment_file import Deployed
 from breakeven.studies.result import table
+from breakeven.studies.study import Study
 
 RUNS = 8
 PATIENCE = 40  # sessions are only followed to their end if that takes at most as many times the calls asked for
@@ -20,16 +21,18 @@ PERCENTILES = {
     for of in ("ttft", "tpot", "call", "session")
     for share in (50, 95, 99)
 }
+MEANS = ("ttft", "tpot", "call", "session")
 FOUND = {-1: "", 0: "missed", 1: "hit", 2: "first call"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """A quantity as simulated and as the model predicts it (nan where it does not)."""
+    """A quantity as simulated, as the model predicts it and as it was recorded (nan where they do not)."""
 
     name: str
     simulated: Estimate
     model: float = np.nan
+    recorded: float = np.nan  # what the replayed trace itself says
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,7 @@ def simulate_deployment(
     this share of its time; the first part keeps its passes for a trace."""
     study = deployed.study
     evaluator = study.evaluator()
-    ready = study.simulator(evaluator).ready(np.array([0], np.int64))[0]
-    if not ready.fits:
-        reason = table(evaluator, np.array([0], np.int64))["reason"].iloc[0]
-        raise InputError("deployment", deployed.title, f"one that fits: {reason}")
+    ready = fitting(study.simulator(evaluator).ready(np.array([0], np.int64))[0], deployed.title)
     if ready.live_sessions > MOST_SESSIONS:
         raise InputError("load", f"{ready.live_sessions:.3g} sessions at once", f"at most {MOST_SESSIONS:,}")
     part, limits = max(calls // RUNS, 1), bounds(study.slo)
@@ -65,13 +65,26 @@ def simulate_deployment(
     found = Replications(played)
     names = ("ttft", "tpot", "call", "session")
     seconds = {f"{name}_s": getattr(limits, f"{name}_s") for name in names}
-    row = table(evaluator, np.array([0], np.int64)).iloc[0].to_dict()
-    lines = (*_shares(found, limits, row), *_times(found, row), *_use(found, ready, row))
+    lines = lines_of(found, limits, ready, study)
     finite = {name: value for name, value in seconds.items() if np.isfinite(value)}
     return Report(deployed.title, found, lines, _warnings(found, ready), finite)
 
 
-def _shares(found: Replications, limits: Any, row: dict[str, Any]) -> list[Line]:
+def fitting(ready: Ready, title: str) -> Ready:
+    """The candidate, if its weights and the longest sequence fit. Raises InputError."""
+    if not ready.fits:
+        reason = table(ready.simulator.evaluator, np.array([0], np.int64))["reason"].iloc[0]
+        raise InputError("deployment", title, f"one that fits: {reason}")
+    return ready
+
+
+def lines_of(found: Replications, limits: Bounds, ready: Ready, study: Study) -> tuple[Line, ...]:
+    """Every quantity as simulated, beside the model's."""
+    row = table(ready.simulator.evaluator, np.array([0], np.int64)).iloc[0].to_dict()
+    return (*_shares(found, limits, row), *_times(found, row), *_use(found, ready, row))
+
+
+def _shares(found: Replications, limits: Bounds, row: dict[str, Any]) -> list[Line]:
     return [
         Line(f"{name}_attainment", share, float(row[f"{name}_attainment"]))
         for name, share in found.attainment(limits).items()
@@ -80,15 +93,25 @@ def _shares(found: Replications, limits: Any, row: dict[str, Any]) -> list[Line]
 
 def _times(found: Replications, row: dict[str, Any]) -> list[Line]:
     whole = found.runs[0].plan.whole_sessions
+    means = {f"{of}_mean_s": found.mean(f"{of}_s") for of in MEANS if whole or of != "session"}
     shown = {name: of for name, of in PERCENTILES.items() if whole or not name.startswith("session")}
-    return [Line(name, value, float(row.get(name, np.nan))) for name, value in found.percentiles(shown).items()]
+    # The model's mean TPOT is over tokens, the simulation's over calls.
+    known = {name: value for name, value in row.items() if name != "tpot_mean_s"}
+    every = means | found.percentiles(shown)
+    return [Line(name, every[name], float(known.get(name, np.nan))) for name in sorted(every, key=_order)]
+
+
+def _order(name: str) -> int:
+    return [f"{of}_{what}_s" for of in MEANS for what in ("mean", "p50", "p95", "p99")].index(name)
 
 
 def _use(found: Replications, ready: Ready, row: dict[str, Any]) -> list[Line]:
     split = found.runs[0].plan.decode_engines > 0
     lines = [
         Line("cache_hit", found.cache_hit, float(row["cache_hit"])),
+        Line("cached_prompt_tokens", found.cached_tokens),
         Line("calls_per_second", found.throughput, ready.calls_per_s),
+        Line("output_tokens_per_second", found.output_tokens_per_second, float(row["tokens_per_second"])),
         Line("utilization_prefill", found.utilization("prefill"), float(row["utilization_prefill"])),
     ]
     # The model says what share of its largest batch an engine needs, not of the time it has one: there is none beside.

@@ -127,6 +127,7 @@ def test_without_waiting_or_spread_times_are_steps():
     zero, one = jnp.zeros(1), jnp.ones(1)
     latency = Latency(
         wait=Wait(zero, zero, one),
+        brief=Wait(zero, zero, one),
         prefill_s=one[:, None],
         prefill_weight=one[:, None],
         token=TokenTime(0.1 * one[:, None], 1e-6 * one, zero[:, None], zero[:, None], zero[:, None], zero[:, None]),
@@ -139,6 +140,8 @@ def test_without_waiting_or_spread_times_are_steps():
         call_mean_s=2.0 * one,
         call_variance=zero,
         first_chunk_s=zero,
+        first_chunk_batch=Wait(zero, zero, one),
+        first_chunk_stall=Wait(zero, zero, one),
     )
     for name, exact in {"ttft": 1.0, "tpot": 0.1, "call": 2.0, "session": 2.0}.items():
         assert curve(latency, name, [0.9 * exact, 1.1 * exact])[:, 0] == pytest.approx([0.0, 1.0], abs=1e-3)

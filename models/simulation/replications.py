@@ -47,7 +47,7 @@ def pooled(parts: Sequence[np.ndarray]) -> Estimate:
     total = np.array([np.sum(part, dtype=float) for part in parts])
     share, n = float(total.sum() / count.sum()), len(parts)
     if n < 2:
-        return Estimate(share, 0.0, 1.0)
+        return Estimate(share, -np.inf, np.inf)
     error = float(np.sqrt(np.sum((total - share * count) ** 2) * n / (n - 1.0)) / count.sum())
     # What no call missed may still be missed by one in as many: the rule of three.
     half = student(n - 1) * error + (3.0 / count.sum() if error == 0.0 else 0.0)
@@ -88,6 +88,11 @@ class Replications:
                 shares["session"] = in_time
         return shares
 
+    def mean(self, of: str) -> Estimate:
+        """Mean of a latency: `ttft_s`, `tpot_s`, `call_s` or `session_s`."""
+        seen = [run.session_times()[1] if of == "session_s" else run.latencies()[of] for run in self.runs]
+        return between(seen, lambda x: float(x.mean()) if len(x) else np.nan)
+
     def percentiles(self, shares: dict[str, tuple[str, float]]) -> dict[str, Estimate]:
         """Latency percentiles by name: of `ttft_s`, `tpot_s`, `call_s` or `session_s`, at a share."""
         seen = [run.latencies() | {"session_s": run.session_times()[1]} for run in self.runs]
@@ -113,6 +118,16 @@ class Replications:
     def utilization(self, name: str) -> Estimate:
         """Mean share of the window that engines spend in `prefill`, `decode` or their `link`."""
         return mean([run.utilization(name) for run in self.runs])
+
+    @property
+    def cached_tokens(self) -> Estimate:
+        """Share of prompt tokens found in the prefix cache."""
+        return mean([run.cached_tokens for run in self.runs])
+
+    @property
+    def output_tokens_per_second(self) -> Estimate:
+        """Generated tokens of the calls that ended in the window, over the window."""
+        return mean([run.tokens_per_second for run in self.runs])
 
     @property
     def calls(self) -> int:

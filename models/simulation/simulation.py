@@ -42,6 +42,14 @@ class Simulated:
     left: int  # calls that ended in it
     events: int
     end_s: float
+    every: bool = False  # every call is measured; rates and use are still those of the window
+
+    @property
+    def cached_tokens(self) -> float:
+        """Share of the measured calls' prompt tokens that they found in the prefix cache, shared prefixes included."""
+        calls = self.calls[self.measured & (self.calls["found"] >= 0)]
+        computed = np.where(calls["found"] == HIT, calls["hit_tokens"], calls["missed_tokens"])
+        return 1.0 - float(computed.sum() / max(calls["prompt"].sum(), 1.0))
 
     @property
     def window_s(self) -> float:
@@ -49,8 +57,10 @@ class Simulated:
 
     @property
     def measured(self) -> Flags:
-        """Calls that came in the window."""
+        """Calls that came in the window, or all."""
         arrival = self.calls["arrival_s"]
+        if self.every:
+            return np.isfinite(arrival)
         return (arrival >= self.plan.window_start_s) & (arrival < self.plan.window_end_s)
 
     @property
@@ -61,6 +71,12 @@ class Simulated:
     def throughput(self) -> float:
         """Calls per second that ended in the window."""
         return self.left / self.window_s
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens per second, of the calls that ended in the window."""
+        ended = (self.calls["end_s"] >= self.plan.window_start_s) & (self.calls["end_s"] < self.plan.window_end_s)
+        return float(self.calls["output"][ended].sum()) / self.window_s
 
     @property
     def cache_hit(self) -> float:

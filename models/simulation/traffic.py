@@ -89,6 +89,21 @@ def traffic(
     return Traffic(calls, sessions, starts.astype(np.int64), warm.astype(np.int64), len(start_s))
 
 
+def replay(sample: Sessions, start_s: Floats, engines: int, split: bool, seed: int) -> Traffic:
+    """Every session of `sample` once: it starts at `start_s`, or, where that is infinite, when another one ends."""
+    rng = np.random.default_rng(seed)
+    order = np.argsort(start_s, kind="stable")  # those without a start of their own follow in the order they have
+    first = np.flatnonzero(sample.first)[order]
+    count = np.diff(np.append(np.flatnonzero(sample.first), len(sample.session)))[order]
+    session = np.repeat(np.arange(len(order)), count)
+    rows = np.arange(len(session)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    calls, sessions = _records(sample, rows, session, np.asarray(start_s, float)[order], split)
+    calls["tie"] = rng.random(len(calls))
+    sessions["home"] = rng.integers(engines, size=len(sessions))
+    timed = int(np.isfinite(start_s).sum())
+    return Traffic(calls, sessions, np.arange(timed), np.arange(0), len(order))
+
+
 def _ended(load: Load, left: Floats, per_session_s: float, cache_tokens: float, rng: np.random.Generator) -> Floats:
     """Tokens of the sessions that ended last, as many as could still be cached, the latest first."""
     fill = 1.2 * cache_tokens / max(float(left.mean()), 1.0)

@@ -31,6 +31,8 @@ FIELDS = (
     "start",
     "end",
     "duration_s",
+    "first_token",  # when it came
+    "ttft_s",
     "gap_s",
     "input_tokens",
     "output_tokens",
@@ -121,6 +123,7 @@ MAPS: dict[str, Columns] = {
             "call": ("call",),
             "start": ("t_s", "start_s"),
             "duration_s": ("api_time_s", "duration_s"),
+            "ttft_s": ("ttft_s",),
             "gap_s": ("think_time_s", "gap_s"),
             "input_tokens": ("input_tokens",),
             "output_tokens": ("output_tokens",),
@@ -158,7 +161,8 @@ def read_table(path: Path, options: Options, guessed: bool, name: str = "table")
     if rows.named and rows.named < len(rows.calls):
         inferred = (f"{len(rows.calls) - rows.named:,} calls without a session are one of their own",)
     found = Reading(str(path), name, guessed, read, inferred, left_out)
-    return rows.calls.trace(found, columns.absolute, columns.unlimited)
+    absolute = columns.absolute or (name == "table" and any(ours == "start" for ours, _ in options.columns))
+    return rows.calls.trace(found, absolute, columns.unlimited)
 
 
 def _is_json(path: Path) -> bool:
@@ -205,6 +209,9 @@ class _Rows:
             if end < start:
                 raise RowFault("ends before it starts")
             took = end - start
+        ttft = optional("ttft_s", value.get("ttft_s"), 0.0, 1e9)
+        if isnan(ttft) and "first_token" in value:
+            ttft = max(self._time(value, "first_token") - start, 0.0)
         self.seen |= set(value)
         session = value.get("session")
         self.named += session is not None
@@ -213,6 +220,7 @@ class _Rows:
             optional("call", value.get("call"), 0.0, 1e9),
             start_s=start,
             duration_s=took,
+            ttft_s=ttft,
             gap_s=optional("gap_s", value.get("gap_s"), 0.0, 1e9),
             prompt_tokens=prompt,
             output_tokens=output,

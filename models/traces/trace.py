@@ -44,6 +44,7 @@ class Trace:
     index: NDArray[np.int64]  # in the session, from 0
     start_s: Floats  # since the file's epoch, or the session's start: `absolute`
     duration_s: Floats  # of the call
+    ttft_s: Floats  # time to its first token
     gap_s: Floats  # from the previous call's end, nan in first calls
     prompt_tokens: Floats  # whole prompt, cached part included
     output_tokens: Floats  # thinking included
@@ -84,6 +85,7 @@ class Trace:
 _COLUMNS = (
     "start_s",
     "duration_s",
+    "ttft_s",
     "gap_s",
     "prompt_tokens",
     "output_tokens",
