@@ -42,7 +42,7 @@ def main() -> None:
         if start(given.study, whole, options).wait() not in (0, 1):
             sys.exit("the run failed")
         seconds = time.perf_counter() - clock
-        print(f"uninterrupted: {seconds:.1f} s, front of {len(front(whole))}")
+        print(f"uninterrupted: {seconds:.1f} s, front of {len(front(whole))}", flush=True)
         for kill in range(given.kills):
             process = start(given.study, killed, options)
             moment = chance.uniform(0.2, 1.0) * seconds

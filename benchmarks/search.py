@@ -23,7 +23,7 @@ from breakeven.studies.study import Study
 from breakeven.studies.task import task_of
 
 STUDIES = ("shared-lab", "coding-agent", "agent-platform")
-ONE_AT_A_TIME = {"random": 1000, "nsga2": 1000, "tpe": 300}  # candidates
+ONE_AT_A_TIME = {"random": 1000, "nsga2": 1000, "tpe": 200}  # candidates
 
 
 def silent(done: int, total: int) -> None:
@@ -92,7 +92,7 @@ def compare(name: str, seeds: int, others: int) -> None:
         return search
 
     row("bilevel", seeds, bilevel)
-    for sampler, trials in ONE_AT_A_TIME.items():
+    for sampler, trials in ONE_AT_A_TIME.items() if others else ():
         row(f"{sampler}, {trials:,} trials of one", others, one_at_a_time(sampler, trials))
 
 

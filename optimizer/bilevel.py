@@ -35,8 +35,8 @@ from breakeven.spaces.structures import Structures
 
 COARSE_STRUCTURES = 20_000  # sampled at most
 COARSE_POINTS = 18  # of numbers in each
-COARSE_SHARE = 0.02  # of the space at most
-SEEDS = 2 * POPULATION  # structures of the coarse grid that become trials
+COARSE_SHARE = 0.01  # of the space at most
+GENERATIONS = 300  # of a space's structures make a batch of trials
 GP_BATCH = 10
 POLL_S = 2.0
 LEFT = "left"  # marks a failed trial that nobody takes up again
@@ -57,11 +57,6 @@ class Settings:
     name: str = "breakeven"
     about: dict[str, Any] | None = None  # what a worker needs to build the same search
     seeds: tuple[int, ...] = ()  # structures to try first, from an earlier study
-
-    @property
-    def batch(self) -> int:
-        """Trials asked for at once; GP thinks long about each."""
-        return GP_BATCH if self.sampler == "gp" else POPULATION
 
 
 @dataclass
@@ -87,6 +82,16 @@ class Search:
         self.sweeper = Sweeper(self.task, self.structures)
         self.started = time.perf_counter()
 
+    @property
+    def batch(self) -> int:
+        """Trials asked for at once, a generation of evolutionary samplers; GP thinks long about each."""
+        most = GP_BATCH if self.settings.sampler == "gp" else POPULATION
+        return int(np.clip(self.structures.size // GENERATIONS, GP_BATCH, most))
+
+    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        """The sampler of the settings."""
+        return sampler(self.settings.sampler, seed % 2**31, self.batch)
+
     def prepare(self) -> None:
         """Take up what the study holds; a new one gets the coarse grid and its first trials."""
         if "coarse" not in self.study.user_attrs:
@@ -100,7 +105,7 @@ class Search:
     def _warm_start(self) -> None:
         rng = np.random.default_rng(self.settings.seed)
         room = int(COARSE_SHARE * self.task.evaluator.space.size) // COARSE_POINTS
-        sample = _sample(self.structures, min(max(room, POPULATION), COARSE_STRUCTURES), rng)
+        sample = _sample(self.structures, min(max(room, self.batch), COARSE_STRUCTURES), rng)
         ids = self.structures.coarse(sample, COARSE_POINTS)
         coarse = self.task.judge(ids, keep=True)
         for part in coarse.kept:
@@ -113,7 +118,7 @@ class Search:
             if len(shown):
                 scale = [costs.min(0).tolist(), costs.max(0).tolist()]
                 seeds += self._best_structures(shown, costs)
-        for structure in list(dict.fromkeys(seeds))[:SEEDS]:
+        for structure in list(dict.fromkeys(seeds))[: 2 * self.batch]:
             self.study.enqueue_trial(self.encoding.parameters(structure), skip_if_exists=True)
         self.study.set_user_attr("scale", scale)
         self.study.set_user_attr("coarse", coarse.state())
@@ -122,7 +127,7 @@ class Search:
         """Structures of the coarse grid, front after front."""
         chosen: list[int] = []
         left = np.arange(len(ids))
-        while len(left) and len(chosen) < SEEDS:
+        while len(left) and len(chosen) < 2 * self.batch:
             first = left[non_dominated(costs[left], ids[left])]
             order = first[np.argsort(costs[first, 0], kind="stable")]
             chosen += [int(s) for s in self.structures.of(ids[order]) if int(s) not in chosen]
@@ -139,7 +144,7 @@ class Search:
                 found = Found.restored(self.task.objectives, trial.user_attrs["found"])
                 self.sweeper.known[structure] = Swept(structure, found, trial.constraints)
                 self.found.merge(found)
-            if number % self.settings.batch == 0:
+            if number % self.batch == 0:
                 self.record(number)
         return len(trials)
 
@@ -232,8 +237,8 @@ def search_alone(
     done = study.user_attrs.get(BATCH_KEY, 0)
     while finished < settings.trials and not search.over:
         # A sampler of its own for each batch: a study that is continued goes on as it would have.
-        study.sampler = sampler(settings.sampler, (settings.seed + 7919 * done) % 2**31)
-        asked = [study.ask() for _ in range(min(settings.batch, settings.trials - finished))]
+        study.sampler = search.sampler(settings.seed + 7919 * done)
+        asked = [study.ask() for _ in range(min(search.batch, settings.trials - finished))]
         _judge_batch(search, asked)
         done, finished = done + 1, finished + len(asked)
         study.set_user_attr(BATCH_KEY, done)
@@ -300,7 +305,7 @@ def work(search: Search, progress: Progress) -> int:
     """Do trials of a shared study until all are complete, those of dead workers included; returns how many."""
     study, wanted = search.study, search.study.user_attrs["trials"]
     own = zlib.crc32(_process().encode())
-    study.sampler = sampler(search.settings.sampler, (search.settings.seed + own) % 2**31)
+    study.sampler = search.sampler(search.settings.seed + own)
     done = 0
 
     def judge(trial: optuna.Trial) -> list[float]:

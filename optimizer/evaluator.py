@@ -8,9 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from breakeven.models.attainment import Latency, Slo, call_cdf, percentile, session_cdf, tpot_cdf, ttft_cdf
+from breakeven.models.attainment import (
+    Bound,
+    Latency,
+    Slo,
+    attain,
+    call_cdf,
+    percentile,
+    session_cdf,
+    tpot_cdf,
+    ttft_cdf,
+)
 from breakeven.models.deployment import Deployment
+from breakeven.models.operating_point import most_sequences
 from breakeven.models.performance import Doubts, Violations, performance
+from breakeven.models.residuals import interval
 from breakeven.models.screening import screen
 from breakeven.models.serving import LIGHTEST, Outcome, evaluate, evaluate_max_load
 from breakeven.models.tables import Catalog, resolve
@@ -24,8 +36,34 @@ Columns = dict[str, np.ndarray]
 
 
 @jax.jit
+def _latency_and_fill(deployment: Deployment, workload: Workload, catalog: Catalog) -> tuple[Latency, jax.Array]:
+    """Latencies, and how much of what a decode engine holds at once is in use."""
+    found = performance(resolve(deployment, catalog), workload, catalog)
+    return found.latency, found.point.state.batch / most_sequences(found.pools, workload)
+
+
 def _latency(deployment: Deployment, workload: Workload, catalog: Catalog) -> Latency:
-    return performance(resolve(deployment, catalog), workload, catalog).latency
+    return _latency_and_fill(deployment, workload, catalog)[0]
+
+
+@jax.jit
+def _attainment(latency: Latency, slo: Slo, ttft: jax.Array, tpot: jax.Array) -> jax.Array:
+    """SLO attainment if TTFT were `ttft` and TPOT `tpot` times what is predicted: its bounds divided by them.
+
+    The time of a call is mostly decode: it takes the factor of TPOT.
+    """
+
+    def bound(value: Bound | None, factor: jax.Array) -> Bound | None:
+        return None if value is None else Bound(value.bound_s / factor, value.fraction)
+
+    moved = dataclasses.replace(
+        slo,
+        ttft=bound(slo.ttft, ttft),
+        tpot=bound(slo.tpot, tpot),
+        call=bound(slo.call, tpot),
+        session=bound(slo.session, tpot),
+    )
+    return attain(latency, moved).slo
 
 
 def _call_time_cdf(latency: Latency, x_s: jax.Array) -> jax.Array:
@@ -64,6 +102,7 @@ class Evaluator:
     catalog: Catalog
     session_p95: bool = False  # an objective needs it for every candidate
     max_load: bool = False  # each candidate at the largest load that meets the SLO
+    engine: str = ""  # whose residuals say how far predictions may be off
 
     @property
     def block(self) -> int:
@@ -149,6 +188,26 @@ class Evaluator:
             times = _percentiles(_latency(deployment, loaded, self.catalog))
             parts.append({name: np.asarray(value)[: len(some)] for name, value in times.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in PERCENTILES}
+
+    def intervals(self, ids: np.ndarray, sessions_per_second: np.ndarray) -> Columns:
+        """How far predictions of a few candidates may be off: means and attainment at the ends of 80 % intervals."""
+        parts = []
+        for start in range(0, len(ids), SMALL):
+            some, rate = ids[start : start + SMALL], sessions_per_second[start : start + SMALL]
+            deployment = self.deployment(some, SMALL)
+            loaded = self.workload_at(np.pad(rate, (0, SMALL - len(rate)), mode="edge"))
+            latency, fill = _latency_and_fill(deployment, loaded, self.catalog)
+            split = np.asarray(deployment.prefill_attention.pool != deployment.decode_attention.pool)
+            found = interval(self.engine, split, np.asarray(fill))
+            columns = {"kv_band": found.band}
+            for side, other in (("low", "high"), ("high", "low")):
+                ttft, tpot = getattr(found, f"ttft_{side}"), getattr(found, f"tpot_{side}")
+                columns[f"ttft_mean_{side}_s"] = np.asarray(latency.ttft_mean_s) * ttft
+                columns[f"tpot_mean_{side}_s"] = np.asarray(latency.tpot_mean_s) * tpot
+                factors = jnp.asarray(ttft, jnp.float32), jnp.asarray(tpot, jnp.float32)
+                columns[f"slo_attainment_{other}"] = np.asarray(_attainment(latency, self.slo, *factors))
+            parts.append({name: value[: len(some)] for name, value in columns.items()})
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
 REASONS = {

@@ -8,7 +8,7 @@ import numpy as np
 from breakeven.optimizer.front import hypervolume
 
 GAIN = 1e-3  # relative growth of the hypervolume below which a front stands still
-PATIENCE = 3  # records without more than that
+PATIENCE = 2  # records without more than that
 
 
 @dataclass

@@ -116,7 +116,7 @@ def _hidden(url: str) -> str:
     return f"{scheme}/{user.partition(':')[0]}:***@{tail}" if at and ":" in user else url
 
 
-def sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+def sampler(name: str, seed: int, population: int = POPULATION) -> optuna.samplers.BaseSampler:
     """An Optuna sampler by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -126,7 +126,7 @@ def sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
             case "random":
                 return optuna.samplers.RandomSampler(seed=seed)
             case "nsga3":
-                return optuna.samplers.NSGAIIISampler(seed=seed, population_size=POPULATION)
+                return optuna.samplers.NSGAIIISampler(seed=seed, population_size=population)
             case "qmc":
                 independent = optuna.samplers.RandomSampler(seed=seed)
                 return optuna.samplers.QMCSampler(
@@ -134,7 +134,7 @@ def sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
                 )
             case "gp":
                 return _gp(seed)
-    return optuna.samplers.NSGAIISampler(seed=seed, population_size=POPULATION)
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=population)
 
 
 def _gp(seed: int) -> optuna.samplers.BaseSampler:

@@ -1,8 +1,9 @@
 """A calibration as a result: the points it saw, what it changed, how it does on what it did not see, its files."""
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from breakeven.models.catalog import text
 from breakeven.models.inputs import InputError
+from breakeven.models.residuals import residuals_toml
 from breakeven.studies.benchmark import Inputs, inputs, predict_jitted
 from breakeven.studies.calibrate import (
     SETTINGS,
@@ -38,6 +40,9 @@ class Calibration:
     fill: Floats  # concurrency over capacity, before the fit
     seen: Floats  # residuals of the fit on all
     unseen: Floats  # residuals by fits that left the point's combination out
+    split: tuple[Point, ...] = ()  # split deployments, which the fit does not see
+    split_fill: Floats = field(default_factory=lambda: np.zeros(0))
+    split_residuals: Floats = field(default_factory=lambda: np.zeros((0, 2)))
 
     @property
     def table(self) -> pd.DataFrame:
@@ -53,22 +58,38 @@ class Calibration:
     def errors(self) -> pd.DataFrame:
         """Error ratios of each point, seen and left out."""
         rows = {"id": [p.id for p in self.points], "model": [p.model for p in self.points]}
+        rows |= {"mode": [p.mode for p in self.points], "backend": [p.engine for p in self.points]}
         table = pd.DataFrame(rows | {"system": [p.accelerator for p in self.points], "fill": self.fill})
         for name, residuals in (("seen", self.seen), ("left_out", self.unseen)):
             for k, metric in enumerate(("ttft", "tpot")):
                 table[f"{metric}_{name}"] = np.exp(residuals[:, k])
         return table
 
+    @property
+    def residuals(self) -> str:
+        """residuals.toml: how far predictions of pairs left out, and of split deployments, were off."""
+        points = [*self.points, *self.split]
+        ratio = np.exp(-np.concatenate([self.unseen, self.split_residuals]))
+        return residuals_toml(
+            [p.engine for p in points],
+            [p.mode == "disagg" for p in points],
+            np.concatenate([self.fill, self.split_fill]),
+            ratio,
+            [p.combination for p in points],
+            f"{len(self.points)} points of pairs left out of the fit, and {len(self.split)} split ones it never sees",
+        )
+
     def save(self, folder: Path) -> None:
         """Write engines.toml with the fitted values, and errors.csv."""
         (folder / "engines.toml").write_text(fitted_file(self), encoding="utf-8")
+        (folder / "residuals.toml").write_text(self.residuals, encoding="utf-8")
         self.errors.to_csv(folder / "errors.csv", index=False, float_format="%.5g")
         self.table.to_csv(folder / "parameters.csv", index=False, float_format="%.5g")
 
 
 def usable(points: Sequence[Point]) -> list[Point]:
-    """Points a fit may see: one engine, nothing doubtful, copies of one run once."""
-    found = {p.measurement: p for p in points if not p.excluded and p.mode == "agg"}
+    """Points a fit may see: nothing doubtful, copies of one run once."""
+    found = {p.measurement: p for p in points if not p.excluded}
     if len(found) < FEWEST or len({p.combination for p in found.values()}) < 2:
         raise InputError("MEASURED.csv", len(found), f"at least {FEWEST} usable points of two (model, system) pairs")
     return list(found.values())
@@ -79,20 +100,36 @@ def calibrate(points: Sequence[Point], folds: int = 0) -> Calibration:
     used = usable(points)
     given = inputs(used)
     start = predict_jitted(with_priors(given))
-    fill = np.asarray(start.fill, float)
     fits = np.asarray(start.excess) <= 0.0
+    used = [point for point, room in zip(used, fits, strict=True) if room]
+    given, fill = inputs(used), np.asarray(start.fill, float)[fits]
     moved = parameters("engine")
     task = problem(used, moved, given=with_priors(given))
-    weight = np.repeat((fits & (fill < SETTINGS["most_fill"])).astype(float)[:, None], 2, axis=1)
+    weight = np.repeat((fill < SETTINGS["most_fill"]).astype(float)[:, None], 2, axis=1)
     x = fit(task, weight)
     unseen = left_out(task, used, weight, x, folds)
     values = np.array([p.prior for p in moved]) * np.exp(x)
     base = with_values(with_priors(given), moved, values)
     memory = parameters("memory")
     room = problem(used, memory, given=base)
-    y = fit(room, np.repeat((fits & (fill >= SETTINGS["most_fill"])).astype(float)[:, None], 2, axis=1))
+    y = fit(room, np.repeat((fill >= SETTINGS["most_fill"]).astype(float)[:, None], 2, axis=1))
     everything = np.concatenate([values, np.array([p.prior for p in memory]) * np.exp(y)])
-    return Calibration(tuple(used), moved + memory, everything, fill, room.residuals(y), unseen)
+    apart = _split_residuals(points, moved + memory, everything)
+    return Calibration(tuple(used), moved + memory, everything, fill, room.residuals(y), unseen, *apart)
+
+
+def _split_residuals(
+    points: Sequence[Point], moved: tuple[Parameter, ...], values: Floats
+) -> tuple[tuple[Point, ...], Floats, Floats]:
+    """(split points, their shares of the KV capacity, their residuals) at fitted values."""
+    apart = tuple({p.measurement: p for p in points if not p.excluded and p.mode == "disagg"}.values())
+    if not apart:
+        return (), np.zeros(0), np.zeros((0, 2))
+    found = predict_jitted(with_values(with_priors(inputs(apart)), moved, values))
+    measured = np.array([[p.ttft_ms, p.tpot_ms] for p in apart]) / 1e3
+    times = np.stack([np.asarray(found.ttft_s, float), np.asarray(found.tpot_s, float)], -1)
+    times = np.where(np.asarray(found.excess)[:, None] > 0.0, np.nan, times)
+    return apart, np.asarray(found.fill, float), np.log(times / measured)
 
 
 def with_priors(given: Inputs) -> Inputs:
@@ -102,12 +139,13 @@ def with_priors(given: Inputs) -> Inputs:
 
 
 def summary(residuals: Floats, where: NDArray[np.bool_]) -> dict[str, float]:
-    """MAPE and median APE of both metrics over the points `where`."""
+    """MAPE, median APE and MAPE without the worst twentieth of both metrics, over the points `where`."""
     found: dict[str, float] = {"rows": int(np.sum(where))}
     for k, metric in enumerate(("ttft", "tpot")):
         off = np.abs(np.expm1(residuals[where, k]))
         off = off[np.isfinite(off)]
         found |= {f"{metric}_mape": float(off.mean()), f"{metric}_median": float(np.median(off))}
+        found[f"{metric}_trimmed"] = float(np.sort(off)[: math.ceil(0.95 * len(off))].mean())
     return found
 
 
@@ -131,7 +169,7 @@ def _with_source(section: str, found: Calibration) -> str:
     owner = section[1 : section.index("]")] if section.startswith("[") else ""
     if owner not in {name for p in found.moved for name in p.owners}:
         return section
-    seen = np.array([owner == p.engine for p in found.points]) & (found.fill < SETTINGS["most_fill"])
+    seen = np.array([owner == p.stack for p in found.points]) & (found.fill < SETTINGS["most_fill"])
     if not seen.any():
         return section
     errors = summary(found.unseen, seen)

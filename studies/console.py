@@ -30,6 +30,8 @@ _COLUMNS: tuple[tuple[str, str, Form], ...] = (
     ("kv", "KV", str),
     ("cost_per_hour_usd", "USD/h", lambda v: f"{v:,.2f}"),
     ("slo_attainment", "attainment", share),
+    ("slo_attainment_low", "80 % from", share),
+    ("slo_attainment_high", "to", share),
     ("slo_attainment_simulated", "simulated", lambda v: share(v) if np.isfinite(v) else ""),
     ("probability_meets_target", "P(met)", share),
     ("expected_cost_per_hour_usd", "E[USD/h]", lambda v: f"{v:,.2f}"),
@@ -58,7 +60,7 @@ def front_columns(frame: pd.DataFrame, also: tuple[str, ...] = ()) -> list[tuple
     """(column, heading, form) of what a table of deployments shows."""
     shown = {name for name, *_ in _COLUMNS}
     extra = [(name, *_EXTRA[name]) for name in also if name in _EXTRA and name not in shown]
-    return [c for c in (*_COLUMNS[:5], *extra, *_COLUMNS[5:]) if c[0] in frame]
+    return [c for c in (*_COLUMNS[:7], *extra, *_COLUMNS[7:]) if c[0] in frame]
 
 
 def screen() -> Console:

@@ -16,11 +16,10 @@ from breakeven.optimizer.search import Found
 from breakeven.optimizer.uncertainty import risk
 from breakeven.optimizer.verify import Verification
 from breakeven.studies.decision import decision
-from breakeven.studies.deployment_file import BEST, FRONT, RECORD, anchored, deployment_yaml
+from breakeven.studies.deployment_file import BEST, FAMILIES, FRONT, RECORD, anchored, deployment_yaml
 from breakeven.studies.economics import economics, sentences
 from breakeven.studies.study import Study
 
-FAMILIES = "families.csv"
 EXPLANATION = "explanation.json"
 EVALUATIONS = "evaluations.parquet"
 SIMULATED = ("slo_attainment_simulated", "slo_attainment_simulated_low", "slo_attainment_simulated_high")
@@ -60,6 +59,7 @@ def table(evaluator: Evaluator, ids: np.ndarray) -> pd.DataFrame:
     frame.insert(1, "deployment", [describe(row) for row in records(frame)])
     metrics = {k: v for k, v in columns.items() if not k.startswith(_FLAGS) and k != "candidate"}
     metrics |= evaluator.percentiles(ids, columns["sessions_per_second"])
+    metrics |= evaluator.intervals(ids, columns["sessions_per_second"])
     frame = frame.assign(**metrics)
     for phase, pool_share in _pool_costs(evaluator, frame).items():
         frame[f"idle_cost_{phase}_usd_per_hour"] = pool_share * (1.0 - frame[f"utilization_{phase}"]).clip(0.0, 1.0)

@@ -370,6 +370,7 @@ class Study:
             self.catalog,
             session_p95="session_p95_s" in self.written.objectives,
             max_load=self.max_load,
+            engine=self.engine_name,
         )
 
     def searched(self) -> Evaluator:

@@ -14,16 +14,17 @@ import jax
 import numpy as np
 import pandas as pd
 
+from breakeven.models.residuals import LIKELY, interval
 from breakeven.studies.benchmark import inputs, predict_jitted
 from breakeven.studies.local_calibration import deployments, fit_local, spread_choice, times_of
-from breakeven.studies.measured import UNKNOWN_DRAFT, Point
+from breakeven.studies.measured import LACKING, UNKNOWN_DRAFT, Point
 from breakeven.studies.measured_files import read_points
 
 BAND = (0.7, 1.4)  # concurrency over capacity where a prediction of TTFT is a coin's toss
 CONCURRENCY = (0, 4, 16, 64, 256, np.inf)
 NO_ROOM = "the weights or one sequence do not fit into the memory by this model"
 SPENT = "its deployment was corrected by it"
-GROUPS = ("mode", "model", "system", "backend", "concurrency")
+GROUPS = ("mode", "speculation", "model", "system", "backend", "concurrency")
 METRICS = ("ttft", "tpot")
 
 
@@ -54,6 +55,9 @@ def corrected_locally(table: pd.DataFrame, points: Sequence[Point], each: int) -
     for i in np.flatnonzero(counts).tolist():
         k = row[points[i].measurement]
         table.loc[i, ["ttft_ms", "tpot_ms"]] = 1e3 * found.times_s[k]
+        for side, sign in (("low", -1.0), ("high", 1.0)):
+            width = np.exp(sign * LIKELY * found.spread[k])
+            table.loc[i, [f"ttft_{side}_ms", f"tpot_{side}_ms"]] = 1e3 * found.times_s[k] * width
         if chosen[k] or not served[k]:
             table.loc[i, "excluded"] = SPENT if chosen[k] else f"its deployment has no more than {each} points"
     for name in METRICS:
@@ -77,7 +81,30 @@ def predictions(points: Sequence[Point]) -> pd.DataFrame:
     table.loc[short & (table["excluded"] == ""), "excluded"] = NO_ROOM
     for name in METRICS:
         table[f"{name}_ratio"] = table[f"{name}_ms"] / table[f"measured_{name}_ms"]
-    return table.loc[:, _COLUMNS]
+    return _with_interval(table).loc[:, _COLUMNS]
+
+
+def _with_interval(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the interval that holds 80 % of measured values, by the residuals of each row's class."""
+    table = table.assign(**{f"{name}_{side}_ms": np.nan for name in METRICS for side in ("low", "high")})
+    for engine in sorted(set(table.loc[table["ttft_ms"].notna(), "backend"])):
+        here = ((table["backend"] == engine) & table["ttft_ms"].notna()).to_numpy()
+        found = interval(engine, table["mode"].to_numpy()[here] == "disagg", table["fill"].to_numpy(float)[here])
+        for name in METRICS:
+            for side in ("low", "high"):
+                factor = getattr(found, f"{name}_{side}")
+                table.loc[here, f"{name}_{side}_ms"] = table[f"{name}_ms"].to_numpy(float)[here] * factor
+    return table
+
+
+def held(table: pd.DataFrame) -> dict[str, float]:
+    """Share of counted measured values inside their interval, by metric."""
+    used = counted(table)
+    inside = {}
+    for name in METRICS:
+        value = used[f"measured_{name}_ms"]
+        inside[name] = float(value.between(used[f"{name}_low_ms"], used[f"{name}_high_ms"]).mean())
+    return inside
 
 
 _COLUMNS = [
@@ -86,6 +113,10 @@ _COLUMNS = [
     "tpot_ms",
     "measured_ttft_ms",
     "measured_tpot_ms",
+    "ttft_low_ms",
+    "ttft_high_ms",
+    "tpot_low_ms",
+    "tpot_high_ms",
     "excluded",
     "measurement",
     "mode",
@@ -99,6 +130,7 @@ _COLUMNS = [
     "accelerators",
     "fill",
     "internal",
+    "accepted",
     "ttft_ratio",
     "tpot_ratio",
 ]
@@ -142,12 +174,16 @@ def spearman(a: Any, b: Any) -> float:
 
 
 def coverage(table: pd.DataFrame) -> dict[str, float]:
-    """Rows, the share of them that counts as predicted, and distinct measurements of both."""
+    """Rows, the share of them that counts as predicted, of all and of those that carry the fields a prediction needs
+    (`able`), and distinct measurements."""
     good = _where(table, table["excluded"] == "")
+    able = len(table) - int(table["excluded"].isin(LACKING).sum())
     return {
         "rows": len(table),
         "predicted": len(good),
         "share": len(good) / max(len(table), 1),
+        "able": able,
+        "able_share": len(good) / max(able, 1),
         "measurements": len(set(table["measurement"])),
         "predicted_measurements": len(set(good["measurement"])),
     }
@@ -171,6 +207,7 @@ def report(table: pd.DataFrame) -> list[tuple[str, str, dict[str, float]]]:
         return []
     bins = np.digitize(used["concurrency"], CONCURRENCY[1:-1], right=True)
     used = used.assign(concurrency=np.array(_bin_names())[bins])
+    used = used.assign(speculation=np.where(used["accepted"] > 1.0, "draft head, acceptance a prior", "none"))
     found = [("all", "", errors(used))]
     away = _where(used, ~in_band(used))
     if len(away):

@@ -1,7 +1,10 @@
 """Structures times numbers, the parameters that name them, and bilevel search against the exhaustive front."""
 
+import os
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optuna
 import pytest
@@ -11,12 +14,12 @@ from breakeven.models.inputs import InputError
 from breakeven.models.serving import evaluate
 from breakeven.optimizer.bilevel import Settings, search_alone
 from breakeven.optimizer.encoding import Encoding
-from breakeven.optimizer.evaluator import REASONS
+from breakeven.optimizer.evaluator import REASONS, SMALL
 from breakeven.optimizer.exhaustive import Task, Threads, exhaustive
 from breakeven.optimizer.front import hypervolume
 from breakeven.optimizer.polish import polish
 from breakeven.optimizer.quality import History
-from breakeven.optimizer.refine import refine
+from breakeven.optimizer.refine import _numbers, _rounded, _with_numbers, refine
 from breakeven.optimizer.search import Found
 from breakeven.optimizer.storage import JOURNAL, Journal, sampler
 from breakeven.spaces.structures import NUMBERS, Structures
@@ -148,6 +151,24 @@ def test_polish_only_improves(task, truth):
     assert share_of_truth(found, truth) > 0.98
 
 
+def test_refinement_starts_from_and_rounds_to_candidates(structures, study, random_ids):
+    """A member's own numbers make its own deployment, and between two levels lie both of them."""
+    ids = random_ids(study, SMALL, 5)
+    values, low, high = _numbers(structures, ids)
+    assert all((low[name] <= values[name]).all() and (values[name] <= high[name]).all() for name in values)
+    usual = study.evaluator().deployment(ids, SMALL)
+    again = _with_numbers(usual, {name: jnp.asarray(v, jnp.float32) for name, v in values.items()})
+    for a, b in zip(jax.tree.leaves(usual), jax.tree.leaves(again), strict=True):
+        assert np.allclose(a, b, rtol=1e-5)
+    ends = {name: np.exp(v) * 1.001 for name, v in values.items()}
+    near = _rounded(structures, ids[:20], {name: v[:20] for name, v in ends.items()})
+    below = np.isin(ids[:20], near)
+    top = np.any([(values[n] >= high[n] - 1e-9) & (high[n] > low[n]) for n in values], axis=(0, 2))[:20]
+    assert (below | top).all() and below.any()
+    assert np.isin(structures.of(near), structures.of(ids[:20])).all()
+
+
+@pytest.mark.skipif(not os.environ.get("BREAKEVEN_SLOW_TESTS"), reason="compiles a minute: BREAKEVEN_SLOW_TESTS=1")
 def test_gradients_find_better_numbers_for_a_poor_front(task, truth):
     """From a handful of candidates; no member is lost that nothing beats."""
     structures = Structures(task.evaluator.space)
@@ -181,7 +202,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(task, tmp_path):
     """Also when the last batch was half written; another search's journal in the folder is put aside."""
     whole, resumed = Found(OBJECTIVES), Found(OBJECTIVES)
     search_alone(task, SETTINGS, whole, silent)
-    run_killed(task, tmp_path, 50)
+    run_killed(task, tmp_path, 20)
     with (tmp_path / JOURNAL).open("ab") as file:
         lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
         file.write(b"".join(lines[-40:-20]) + lines[0][:20])
@@ -195,7 +216,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(task, tmp_path):
 
 
 def test_optuna_itself_reads_the_journal(task, tmp_path):
-    search_alone(task, Settings(trials=50, name="mine"), Found(OBJECTIVES), silent, tmp_path)
+    search_alone(task, Settings(trials=50, name="mine", early_stop=False), Found(OBJECTIVES), silent, tmp_path)
     backend = JournalFileBackend(str(tmp_path / JOURNAL))
     read = optuna.load_study(study_name="mine", storage=optuna.storages.JournalStorage(backend))
     assert len(read.trials) == 50 and read.metric_names == list(OBJECTIVES)
