@@ -10,7 +10,7 @@ from typing import Any
 
 from breakeven.models.catalog import table
 
-WIDER = {"int8": "fp8", "fp4": "fp8", "fp8": "bf16"}  # arithmetic whose curve stands in; peaks stay the own ones
+WIDER = {"int8": "fp8", "fp8_block": "fp8", "fp4": "fp8", "fp8": "bf16"}  # whose curve stands in, at one's own peak
 PRODUCT = ("share", "read", "latency_s")
 NUMBERS = {
     "gemm": PRODUCT,
@@ -24,8 +24,8 @@ NUMBERS = {
     "alltoall": ("share", "latency_s", "half_bytes"),
 }
 PRECISIONS = {
-    "gemm": ("bf16", "int8", "fp8", "fp4"),
-    "experts": ("bf16", "int8", "fp8", "fp4"),
+    "gemm": ("bf16", "int8", "fp8", "fp8_block", "fp4"),
+    "experts": ("bf16", "int8", "fp8", "fp8_block", "fp4"),
     "prefill_attention": ("bf16", "fp8"),
     "prefill_mla": ("bf16", "fp8"),
     "decode_attention": ("bf16", "fp8"),
@@ -41,8 +41,10 @@ def split(operator: str) -> tuple[str, str]:
     >>> split("prefill_attention_fp8")
     ('prefill_attention', 'fp8')
     """
-    kind, _, precision = operator.rpartition("_")
-    return (kind, precision) if kind in NUMBERS else (operator, "")
+    for kind, precisions in PRECISIONS.items():
+        if operator in [f"{kind}_{precision}" for precision in precisions]:
+            return kind, operator.removeprefix(f"{kind}_")
+    return operator, ""
 
 
 def own_curve(generation: str, operator: str) -> tuple[str, dict[str, Any]] | None:

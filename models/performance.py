@@ -241,7 +241,9 @@ def request_s(resolved: Resolved, workload: Workload, engine: Engine) -> tuple[A
     A measured constant of TTFT delays the call; where it takes away more than the engine's own constant, the rest is
     time that the first chunk is not held back.
     """
-    own = engine.request_s + engine.request_token_s * workload.mean_prompt
+    p, d = resolved.prefill_attention, resolved.decode_attention
+    handover_s = jnp.where(p.choice.pool == d.choice.pool, 0.0, engine.handover_s)
+    own = engine.request_s + engine.request_token_s * workload.mean_prompt + handover_s
     if resolved.correction is None:
         return own, jnp.zeros_like(own)
     moved = own + resolved.correction.first_token_s

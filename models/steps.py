@@ -33,7 +33,7 @@ from breakeven.models.operators import (
 from breakeven.models.tables import Engine, Hardware, ResolvedStage
 
 ACTIVATION_BYTES = 2.0  # activations cross the links in 16 bit
-ATTENTION_PRODUCTS, FFN_PRODUCTS = 2.0, 2.0  # kernels per layer: query/key/value and output, up and down
+ATTENTION_PRODUCTS, FFN_PRODUCTS = 2.0, 2.0  # kernels per layer: query/key/value and output; up and down if dense
 
 
 @jax.tree_util.register_dataclass
@@ -49,7 +49,7 @@ class Coefficients:
     collective_token_s: Array  # bytes of all-reduce and all-to-all
     collective_root_s: Array  # what short messages lose of the link, per square root of tokens
     activation_token_s: Array  # norms, residuals, quantisation: memory passes over the hidden state
-    sequence_s: Array  # scheduler, window and recurrent state
+    sequence_s: Array  # of one sequence of a replica: scheduler, window and recurrent state, LM head
     projection_s: Array | None = None  # reading the weights of attention's projections
     projection_token_s: Array | None = None  # their arithmetic
     context_s: Array | None = None  # each cached token a decoding sequence attends to (all of them)
@@ -185,7 +185,7 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
         + llm.layers * llm.mla * engine.latent_layer_s * _slow_host(stage, engine)
-        + llm.layers * kernels_s
+        + llm.layers * kernels_s * engine.launch_share
         + engine.step_s
         + latency_s,
         projection_s=llm.attention_weights * stage.attention_bytes / (t * stage.attention_read_bytes_per_s),
@@ -231,8 +231,8 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Arra
     routed = llm.moe_layers * llm.experts_active * llm.hidden / choice.expert_parallel
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
-        + llm.layers * FFN_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"]
-        + llm.moe_layers * (stage.experts_latency_s + engine.moe_layer_s)
+        + (llm.layers - llm.moe_layers) * FFN_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"] * engine.launch_share
+        + llm.moe_layers * (stage.experts_latency_s * engine.launch_share + engine.moe_layer_s)
         + latency_s
         + dispatch_s,
         weight_s=(weight_s + head_s) / t,
@@ -243,7 +243,7 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Arra
         collective_token_s=token_s + dispatch_token_s,
         collective_root_s=root_s + dispatch_root_s,
         activation_token_s=_activations_s(stage, llm, engine),
-        sequence_s=2.0 * llm.head_weights / (t * stage.head_flops_per_s) / choice.data_parallel,
+        sequence_s=2.0 * llm.head_weights / (t * stage.head_flops_per_s),
     )
 
 
@@ -279,7 +279,7 @@ def decode_time(side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array,
         experts_s=_roofline(read_s, side.expert_token_s, 1.0, tokens) + _linear((side.permute_token_s, tokens)),
         attention_s=rank_tokens * cached,
         collective_s=side.collective_token_s * rank_tokens + side.collective_root_s * jnp.sqrt(rank_tokens),
-        overhead_s=side.step_s + side.sequence_s * tokens + side.activation_token_s * rank_tokens,
+        overhead_s=side.step_s + side.sequence_s * rank_tokens + side.activation_token_s * rank_tokens,
     )
 
 

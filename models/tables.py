@@ -6,6 +6,7 @@ differentiated with respect to what `resolve` returns.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from breakeven.models.local import Correction, Local, correction
 from breakeven.models.tiers import Stack, TierRows, tier_rows
 from breakeven.models.topology import STAGES
 
-ARITHMETIC = ("bf16", "int8", "fp8", "fp4")
+ARITHMETIC = ("bf16", "int8", "fp8", "fp8_block", "fp4")
 TENSOR_CLASSES = ("attention", "dense", "experts", "head")
 
 
@@ -87,9 +88,13 @@ class Engine:
     request_s: Array
     request_token_s: Array  # of each prompt token
     first_chunk_steps: Array  # decode steps until the first token reaches the user
+    crowd_s: Array  # by which each request in flight delays a first token: tokenizer and stream share one process
+    handover_s: Array  # routing and handshake of a call that decodes on another engine
+    launch_share: Array  # of the kernels' latency that is left where launches overlap
     activation_passes: Array  # memory passes over a layer's hidden state beside its matrix products
     expert_imbalance: Array  # slowest rank over the mean where whole experts sit on ranks
     burst_factor: Array  # time of a prompt in a burst of prompts over its time alone
+    split_burst_factor: Array  # the same where prompts meet a prefill pool of its own
     reserve_output_share: Array  # of the output, what admission counts beside the prompt (mean need: 0.5)
     memory_fraction: Array
     reserve_bytes: Array
@@ -174,10 +179,16 @@ def _kernel_columns(accelerators: Sequence[Accelerator]) -> dict[str, dict[str, 
     }
 
 
+def engine_row(name: str) -> dict[str, Any]:
+    """The row of an engine; an era or mode of it (`like`) states only what differs."""
+    rows = table("engines")
+    own = rows[pick("engine", name, rows)]
+    return engine_row(own["like"]) | own if "like" in own else own
+
+
 def engine(name: str, overrides: Mapping[str, float] | None = None) -> Engine:
     """The engine's terms by name, any of them overridden."""
-    rows = table("engines")
-    row = rows[pick("engine", name, rows)] | dict(overrides or {})
+    row = engine_row(name) | dict(overrides or {})
     return Engine(**{field: jnp.float32(row[field]) for field in Engine.__dataclass_fields__})
 
 
@@ -298,7 +309,7 @@ def _resolve_stage(stage: Stage, catalog: Catalog) -> ResolvedStage:
         parts = []
         for a, arithmetic in enumerate(ARITHMETIC):
             number = hw.kernels[f"{kind}_{arithmetic}"][name] * (
-                getattr(hw, f"{arithmetic}_flops_per_s") if peak else 1.0
+                getattr(hw, f"{arithmetic.removesuffix('_block')}_flops_per_s") if peak else 1.0
             )
             parts.append(schemes.arithmetic[:, c, a][stage.weights] * number)
         return sum(parts[1:], parts[0])

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +23,8 @@ def show_validation(table: pd.DataFrame, console: Console) -> None:
     """Coverage, reasons, and errors by group."""
     covered = coverage(table)
     console.print(
-        f"{covered['predicted']:,.0f} of {covered['rows']:,.0f} rows predicted ({covered['share']:.0%}): "
+        f"{covered['predicted']:,.0f} of {covered['rows']:,.0f} rows predicted ({covered['share']:.0%}; "
+        f"{covered['able_share']:.1%} of the {covered['able']:,.0f} that carry the needed fields): "
         f"{covered['predicted_measurements']:,.0f} of {covered['measurements']:,.0f} measurements, copies counted once"
     )
     for reason, count in excluded(table).items():
@@ -65,7 +67,8 @@ def markdown(table: pd.DataFrame) -> str:
         "| rows | |",
         "|---|---:|",
         f"| all | {covered['rows']:,.0f} |",
-        f"| predicted | {covered['predicted']:,.0f} |",
+        f"| that carry the fields a prediction needs | {covered['able']:,.0f} |",
+        f"| predicted | {covered['predicted']:,.0f} ({covered['able_share']:.1%} of these) |",
     ]
     lines += [f"| excluded: {reason} | {count:,} |" for reason, count in excluded(table).items()]
     titles = ["by", "", "rows", *[f"{m} {h}" for m in ("TTFT", "TPOT") for h in HEADINGS]]
@@ -82,18 +85,51 @@ def _cell(value: float, figure: str) -> str:
     return f"{value:.2f}" if figure == "rank" else f"{value:+.0%}" if figure == "bias" else f"{value:.1%}"
 
 
+def _slices(found: Calibration) -> dict[str, NDArray[np.bool_]]:
+    """Points by what they are: all engines of one pool, their room in the KV cache, split ones, stacks, pairs."""
+    one = np.array([p.mode == "agg" for p in found.points])
+    roomy = one & (found.fill < SETTINGS["most_fill"])
+    away = one & ~((found.fill >= BAND[0]) & (found.fill <= BAND[1]))
+    slices = {"all of one pool": one, f"outside {BAND[0]}-{BAND[1]} of KV capacity": away, "below half of it": roomy}
+    slices["split deployments"] = ~one
+    for engine in sorted({p.engine for p in found.points}):
+        slices[f"{engine}, below half"] = roomy & np.array([p.engine == engine for p in found.points])
+    for pair in sorted({p.combination for p in found.points}):
+        slices[" on ".join(pair)] = roomy & np.array([p.combination == pair for p in found.points])
+    return {words: where for words, where in slices.items() if where.any()}
+
+
+def calibration_markdown(found: Calibration) -> str:
+    """Errors in the fit and left out as a Markdown table, for docs."""
+    titles = ("points", "n", "TTFT in the fit", "TTFT left out", "TPOT in the fit", "TPOT left out")
+    lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
+    for words, where in _slices(found).items():
+        both = summary(found.seen, where), summary(found.unseen, where)
+        cells = [f"{e[f'{m}_mape']:.1%} / {e[f'{m}_median']:.1%}" for m in ("ttft", "tpot") for e in both]
+        lines.append(f"| {' | '.join([words, format(both[0]['rows'], ','), *cells])} |")
+    return "\n".join(lines) + "\n"
+
+
+def kernels_markdown(found: Sequence[FittedCurve]) -> str:
+    """Errors of the curves by kind of operator as a Markdown table: the catalogue's, and all that were fitted."""
+    titles = ("operator", "rows", "median", "worst decile", "all kernels: rows", "median", "worst decile")
+    lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
+    taken, every = errors_by_kind(found, only_shipped=True), errors_by_kind(found)
+    for kind in taken:
+        pairs = [(e["rows"], e["median"], e["worst_decile"]) for e in (taken[kind], every[kind])]
+        cells = [cell for n, m, w in pairs for cell in (f"{n:,.0f}", f"{m:.1%}", f"{w:.0%}")]
+        lines.append(f"| {' | '.join([kind.replace('_', ' '), *cells])} |")
+    return "\n".join(lines) + "\n"
+
+
 def show_calibration(found: Calibration, console: Console) -> None:
     """Errors seen and left out, and the parameters the data moved."""
-    roomy = found.fill < SETTINGS["most_fill"]
-    everything = np.ones_like(roomy, dtype=bool)
-    away = ~((found.fill >= BAND[0]) & (found.fill <= BAND[1]))
-    slices = {"with room in the KV cache": roomy, f"outside {BAND[0]}-{BAND[1]} of it": away, "all": everything}
-    for words, where in slices.items():
-        for name, residuals in (("in the fit", found.seen), ("combination left out", found.unseen)):
+    for words, where in _slices(found).items():
+        for name, residuals in (("in the fit", found.seen), ("pair left out", found.unseen)):
             e = summary(residuals, where)
             console.print(
                 f"{words}, {name}: {e['rows']} points, TTFT MAPE {e['ttft_mape']:.1%} median {e['ttft_median']:.1%}, "
-                f"TPOT MAPE {e['tpot_mape']:.1%} median {e['tpot_median']:.1%}"
+                f"TPOT MAPE {e['tpot_mape']:.1%} median {e['tpot_median']:.1%}, TTFT trimmed {e['ttft_trimmed']:.1%}"
             )
     out = Table(box=None, pad_edge=False)
     for name in ("field", "of", "prior", "fitted", "moved, sd"):

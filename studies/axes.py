@@ -12,6 +12,7 @@ import yaml
 from breakeven.models.catalog import table
 from breakeven.models.inputs import InputError, number
 from breakeven.models.sessions import SCALABLE
+from breakeven.models.tables import engine_row
 from breakeven.studies.schema import Load, parse_study, set_value, split_path
 from breakeven.studies.study import Study
 
@@ -203,7 +204,7 @@ def _behind(study: Study, steps: list[str]) -> Any:
     if steps[0] == "engine" and len(steps) == 2:
         spec = study.written.engine
         name = spec if isinstance(spec, str) else spec.get("like", "vllm")
-        return table("engines").get(name, {}).get(steps[1])
+        return engine_row(name).get(steps[1]) if name in table("engines") else None
     return None
 
 
@@ -227,7 +228,7 @@ _PARTS = {
     "space": ("llm", "space", "catalog"),
     "bills": ("space", "catalog", "prices", "economics"),
     "prices_usd_per_hour": ("space", "catalog", "prices", "economics"),
-    "catalog": ("llm", "engine", "space", "catalog", "prices", "economics", "limits", "power"),
+    "catalog": ("llm", "engine", "space", "catalog", "prices", "economics", "limits", "power", "local"),
     "workload": ("llm", "workload", "load", "arrivals"),
     "slo": ("slo",),
 }

@@ -24,12 +24,12 @@ from breakeven.models.local import Correction
 from breakeven.models.operating_point import most_sequences
 from breakeven.models.performance import performance
 from breakeven.models.sessions import session_spec
-from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine, resolve
+from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine, engine_row, resolve
 from breakeven.models.workload import Workload, workload
 from breakeven.studies.measured import Point
 from breakeven.studies.measured_layout import Layout
 
-MOST_BATCH = 4096.0  # no batch limit of its own: published recipes raise it above the concurrency they measure
+MOST_BATCH = 65536.0  # no batch limit of its own: published recipes raise it above the concurrency they measure
 FIRST_WAVE = 0.1  # InferenceX sends ten requests per concurrent one, the first of them all at once; others: taken over
 LINK = "ib-ndr-400"  # between the pools of split deployments where nothing is said
 KV = ("bf16", "fp8")
@@ -47,6 +47,7 @@ class Inputs:
     llm: LLM
     engine: Array  # row of `engines`
     engines: Engine  # each leaf (engines,)
+    step_factor: Array  # step time with speculation over without, per token
     shared: Catalog
     correction: Correction  # measured on each point's own deployment; each leaf (points, 1)
 
@@ -74,8 +75,9 @@ def _lengths(prompt: float, output: float) -> Workload:
 
 
 def _workload(point: Point) -> Workload:
+    """Speculation leaves fewer decode steps than tokens."""
     return dataclasses.replace(
-        _lengths(point.prompt_tokens, point.output_tokens),
+        _lengths(point.prompt_tokens, point.output_tokens / point.accepted),
         concurrent_sessions=np.float32(point.concurrency),
         first_wave_share=np.float32(FIRST_WAVE),
     )
@@ -91,7 +93,7 @@ def _row_number(row: int) -> Any:
 
 
 def _stage(point: Point, layout: Layout, pool: float) -> Stage:
-    row = table("engines")[point.engine]
+    row = engine_row(point.stack)
     numbers = {
         "pool": pool,
         "replicas": layout.workers,
@@ -121,6 +123,10 @@ def _economy() -> Economy:
     return Economy(*(jnp.float32(x) for x in (0.0, 0.0, 0.0, 0.0, 1.0, 1e12, 1e12, 1.0)))
 
 
+def _step_factor(point: Point) -> float:
+    return table("calibration")["speculation"]["step_cost"] / point.accepted if point.accepted > 1.0 else 1.0
+
+
 def inputs(points: Sequence[Point]) -> Inputs:
     """Points that are not excluded, as arrays."""
     names = list(table("engines"))
@@ -137,8 +143,9 @@ def inputs(points: Sequence[Point]) -> Inputs:
         deployment,
         stacked([_workload(point) for point in points]),
         stacked([finite[point.model] for point in points]),
-        jnp.asarray([names.index(point.engine) for point in points]),
+        jnp.asarray([names.index(point.stack) for point in points]),
         stacked([engine(name) for name in names]),
+        jnp.asarray([_step_factor(point) for point in points], jnp.float32),
         shared,
         uncorrected(len(points)),
     )
@@ -168,7 +175,8 @@ def _one(
 def predict(given: Inputs) -> Predicted:
     """TTFT and TPOT of every point, traced."""
     each = jax.vmap(_one, in_axes=(0, 0, 0, 0, 0, None))
-    return each(given.deployment, given.workload, given.llm, given.engine, given.correction, given)
+    found = each(given.deployment, given.workload, given.llm, given.engine, given.correction, given)
+    return found._replace(tpot_s=found.tpot_s * given.step_factor)
 
 
 predict_jitted: Callable[[Inputs], Predicted] = jax.jit(predict)

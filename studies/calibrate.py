@@ -4,12 +4,12 @@ Minimises, over x = ln(value / prior) and the log residuals r of TTFT and TPOT,
 
     sum rho(r / scale) + strength sum (x / sd)^2 / 2,      rho(z) = sqrt(1 + z^2) - 1
 
-by Gauss-Newton steps whose Jacobian is the model's own forward derivative. What may move and how far is data
-(calibration.toml). Fits are judged on (model, accelerator) combinations they never saw.
+by Gauss-Newton steps over finite differences: all points evaluate in a tenth of a second. What may move and how far
+is data (calibration.toml). Fits are judged on (model, accelerator) combinations they never saw.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from breakeven.studies.measured import Point
 Floats = NDArray[np.float64]
 SETTINGS = table("calibration")
 STEPS, TOLERANCE = 12, 1e-4
+DIFFERENCE = 0.3  # of a standard deviation, for derivatives
 DAMPING = (0.0, 1e-2, 1e-1, 1.0, 10.0)  # of the diagonal, tried in turn until a step lowers the loss
 
 
@@ -46,9 +47,15 @@ def parameters(*kinds: str) -> tuple[Parameter, ...]:
     found = []
     for kind in kinds:
         for field, row in SETTINGS[kind].items():
-            owners = [tuple(row["prior"])] if row.get("shared") else [(owner,) for owner in row["prior"]]
+            owners = [tuple(table("engines"))] if row.get("shared") else [_with_heirs(o, row) for o in row["prior"]]
             found += [Parameter(kind, field, each, row["prior"][each[0]], row["sd"]) for each in owners]
     return tuple(found)
+
+
+def _with_heirs(owner: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The engine, and its eras and modes (`like`) that have no number of their own."""
+    engines = table("engines")
+    return owner, *(name for name in engines if engines[name].get("like") == owner and name not in row["prior"])
 
 
 def _owned(parameter: Parameter) -> Floats:
@@ -86,12 +93,19 @@ def problem(points: Sequence[Point], moved: tuple[Parameter, ...], given: Inputs
         found = predict(with_values(given, moved, prior * jnp.exp(x)))
         return jnp.log(jnp.stack([found.ttft_s, found.tpot_s], -1)) - measured
 
-    plain, derivative = jax.jit(residuals), jax.jit(jax.jacfwd(residuals))
-    return Problem(
-        moved,
-        lambda x: np.asarray(plain(jnp.asarray(x, jnp.float32), given), np.float64),
-        lambda x: np.asarray(derivative(jnp.asarray(x, jnp.float32), given), np.float64),
-    )
+    compiled = jax.jit(residuals)
+    steps = DIFFERENCE * np.array([parameter.sd for parameter in moved])
+
+    def plain(x: Floats) -> Floats:
+        return np.asarray(compiled(jnp.asarray(x, jnp.float32), given), np.float64)
+
+    def derivative(x: Floats) -> Floats:
+        """Forward differences, wide enough for the fixed point's tolerance."""
+        here = plain(x)
+        columns = [(plain(x + step * one) - here) / step for step, one in zip(steps, np.eye(len(x)), strict=True)]
+        return np.stack(columns, -1)
+
+    return Problem(moved, plain, derivative)
 
 
 def _rho(z: Floats) -> Floats:

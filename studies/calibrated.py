@@ -1,5 +1,6 @@
 """A calibration as a result: the points it saw, what it changed, how it does on what it did not see, its files."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class Calibration:
     def errors(self) -> pd.DataFrame:
         """Error ratios of each point, seen and left out."""
         rows = {"id": [p.id for p in self.points], "model": [p.model for p in self.points]}
+        rows |= {"mode": [p.mode for p in self.points], "backend": [p.engine for p in self.points]}
         table = pd.DataFrame(rows | {"system": [p.accelerator for p in self.points], "fill": self.fill})
         for name, residuals in (("seen", self.seen), ("left_out", self.unseen)):
             for k, metric in enumerate(("ttft", "tpot")):
@@ -86,8 +88,8 @@ class Calibration:
 
 
 def usable(points: Sequence[Point]) -> list[Point]:
-    """Points a fit may see: one engine, nothing doubtful, copies of one run once."""
-    found = {p.measurement: p for p in points if not p.excluded and p.mode == "agg"}
+    """Points a fit may see: nothing doubtful, copies of one run once."""
+    found = {p.measurement: p for p in points if not p.excluded}
     if len(found) < FEWEST or len({p.combination for p in found.values()}) < 2:
         raise InputError("MEASURED.csv", len(found), f"at least {FEWEST} usable points of two (model, system) pairs")
     return list(found.values())
@@ -98,18 +100,19 @@ def calibrate(points: Sequence[Point], folds: int = 0) -> Calibration:
     used = usable(points)
     given = inputs(used)
     start = predict_jitted(with_priors(given))
-    fill = np.asarray(start.fill, float)
     fits = np.asarray(start.excess) <= 0.0
+    used = [point for point, room in zip(used, fits, strict=True) if room]
+    given, fill = inputs(used), np.asarray(start.fill, float)[fits]
     moved = parameters("engine")
     task = problem(used, moved, given=with_priors(given))
-    weight = np.repeat((fits & (fill < SETTINGS["most_fill"])).astype(float)[:, None], 2, axis=1)
+    weight = np.repeat((fill < SETTINGS["most_fill"]).astype(float)[:, None], 2, axis=1)
     x = fit(task, weight)
     unseen = left_out(task, used, weight, x, folds)
     values = np.array([p.prior for p in moved]) * np.exp(x)
     base = with_values(with_priors(given), moved, values)
     memory = parameters("memory")
     room = problem(used, memory, given=base)
-    y = fit(room, np.repeat((fits & (fill >= SETTINGS["most_fill"])).astype(float)[:, None], 2, axis=1))
+    y = fit(room, np.repeat((fill >= SETTINGS["most_fill"]).astype(float)[:, None], 2, axis=1))
     everything = np.concatenate([values, np.array([p.prior for p in memory]) * np.exp(y)])
     apart = _split_residuals(points, moved + memory, everything)
     return Calibration(tuple(used), moved + memory, everything, fill, room.residuals(y), unseen, *apart)
@@ -136,12 +139,13 @@ def with_priors(given: Inputs) -> Inputs:
 
 
 def summary(residuals: Floats, where: NDArray[np.bool_]) -> dict[str, float]:
-    """MAPE and median APE of both metrics over the points `where`."""
+    """MAPE, median APE and MAPE without the worst twentieth of both metrics, over the points `where`."""
     found: dict[str, float] = {"rows": int(np.sum(where))}
     for k, metric in enumerate(("ttft", "tpot")):
         off = np.abs(np.expm1(residuals[where, k]))
         off = off[np.isfinite(off)]
         found |= {f"{metric}_mape": float(off.mean()), f"{metric}_median": float(np.median(off))}
+        found[f"{metric}_trimmed"] = float(np.sort(off)[: math.ceil(0.95 * len(off))].mean())
     return found
 
 
@@ -165,7 +169,7 @@ def _with_source(section: str, found: Calibration) -> str:
     owner = section[1 : section.index("]")] if section.startswith("[") else ""
     if owner not in {name for p in found.moved for name in p.owners}:
         return section
-    seen = np.array([owner == p.engine for p in found.points]) & (found.fill < SETTINGS["most_fill"])
+    seen = np.array([owner == p.stack for p in found.points]) & (found.fill < SETTINGS["most_fill"])
     if not seen.any():
         return section
     errors = summary(found.unseen, seen)

@@ -49,6 +49,7 @@ def run(
     """Search a study's space: the front, and the cheapest deployment that meets the SLO."""
     from breakeven.optimizer.checkpoint import locked
     from breakeven.studies.console import progress_bar, screen, show_result
+    from breakeven.studies.redraw import draw
     from breakeven.studies.report import write_explanation, write_report
     from breakeven.studies.run import finish, remember_compiled
     from breakeven.studies.run import run as run_study
@@ -65,14 +66,14 @@ def run(
         with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
             result = run_study(loaded, progress, storage, verifying, folder, cluster)
         result.save(folder)
-        _draw(folder)
+        draw(folder, "pareto")
         write_explanation(result, folder)
         write_report(folder)
         if not result.interrupted:
             finish(folder)
     show_result(result, screen())
     typer.echo(
-        f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, report.html, report.md"
+        f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, .svg, report.html, .md"
     )
     if result.interrupted:
         typer.echo("Interrupted: this is what was found until then.", err=True)
@@ -97,61 +98,44 @@ def worker(
     return 0
 
 
-def _draw(folder: Path) -> None:
-    """Draw pareto.png from what a run wrote into `folder`."""
-    import pandas as pd
-
-    from breakeven.studies.deployment_file import read_record
-    from breakeven.studies.plots import pareto
-    from breakeven.studies.result import SIMULATED, records
-
-    record = read_record(folder)
-    try:
-        evaluations = pd.read_parquet(folder / "evaluations.parquet")
-        tables = [
-            pd.read_csv(folder / name, keep_default_na=False, na_values={c: [""] for c in SIMULATED})
-            for name in ("families.csv", "front.csv")
-        ]
-    except (OSError, ValueError):
-        raise InputError(
-            "folder", str(folder), "evaluations.parquet, families.csv or front.csv cannot be read"
-        ) from None
-    objectives = record["objectives"]
-    pair = ("cost_per_hour_usd", "slo_attainment")
-    if not set(pair) <= set(objectives):
-        pair = (objectives[0], objectives[1])
-    best = records(tables[0])[0] if len(tables[0]) else None
-    simulated = pd.concat(tables).drop_duplicates("candidate") if set(SIMULATED) <= set(tables[0]) else None
-    pareto(evaluations, best, record, folder / "pareto.png", pair, simulated)
-
-
 @app.command()
 def explain(
-    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT.yaml|DIR[:row]", help="What to explain.")],
+    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT.yaml|DIR[:row|:topology]", help="What to explain.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    against: Annotated[str | None, typer.Option(metavar="BASELINE", help="Show it beside another deployment.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="BASELINE", help="Beside another deployment, or the best of a topology.")
+    ] = None,
     local: LocalOption = None,
 ) -> int:
     """Show one deployment term by term: time, memory, utilization, money, and where the numbers come from."""
     import json
 
+    from breakeven.models.topology import TOPOLOGIES
+    from breakeven.studies.attribution import bill_of, gain
     from breakeven.studies.console import screen, show_explanation
     from breakeven.studies.deployment_file import read_deployment
     from breakeven.studies.explain import explain as explain_deployment
     from breakeven.studies.run import remember_compiled
+    from breakeven.studies.show_questions import show_gain
 
     deployed = read_deployment(deployment, local)
+    if against in TOPOLOGIES and Path(deployment.split(":")[0]).is_dir():
+        against = f"{deployment.split(':')[0]}:{against}"
     baseline = read_deployment(against) if against else None
     remember_compiled()
     found = explain_deployment(deployed)
     other = explain_deployment(baseline) if baseline else None
+    gained = gain(bill_of(deployed), bill_of(baseline)) if baseline else None
     if json_:
         shown: dict[str, Any] = {"title": found.title, **found.sections}
         if other is not None:
             shown["against"] = {"title": other.title, **other.sections}
+            shown["gain"] = gained.record() if gained else None
         typer.echo(json.dumps(shown, indent=2, ensure_ascii=False, default=float))
     else:
         show_explanation(found, screen(), other)
+        if gained is not None:
+            show_gain(gained, screen())
     return 0
 
 
@@ -206,12 +190,17 @@ def simulate(
             screen().print(line, highlight=False, markup=False, soft_wrap=True)
     show_simulation(found, screen())
     if folder:
+        import json
+
         from breakeven.studies.latency_plot import latency
+        from breakeven.studies.redraw import LATENCY
 
         frame = calls_frame(found.replications)
         frame.to_parquet(folder / "calls.parquet", index=False)
-        latency(frame, found.seconds, found.title, folder / "latency.png")
-        typer.echo(f"Written to {folder}{os.sep}: calls.parquet, latency.png")
+        made = {"bounds_s": found.seconds, "title": found.title, "study": deployed.study.written.name, "seed": seed}
+        (folder / LATENCY).write_text(json.dumps(made, default=float), encoding="utf-8")
+        latency(frame, found.seconds, found.title, folder / "latency.png", made)
+        typer.echo(f"Written to {folder}{os.sep}: calls.parquet, {LATENCY}, latency.png, latency.svg")
     if perfetto:
         write_trace(found.replications.runs[0], perfetto)
         typer.echo(f"Written: {perfetto}; open it at https://ui.perfetto.dev")
@@ -220,15 +209,16 @@ def simulate(
 
 @app.command()
 def plot(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a run.")],
-    what: Annotated[str, typer.Option(help="pareto")] = "pareto",
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of a command.")],
+    what: Annotated[str, typer.Option(help="pareto, payoff, sweep, sensitivity, latency or breakdown.")] = "pareto",
 ) -> int:
-    """Draw the pictures of a run again."""
-    from breakeven.models.inputs import pick
+    """Draw a picture of what is in a folder: PNG and SVG."""
+    from breakeven.studies.redraw import draw
+    from breakeven.studies.run import remember_compiled
 
-    pick("--what", what, ("pareto",))
-    _draw(folder)
-    typer.echo(f"Written: {folder / 'pareto.png'}")
+    remember_compiled()
+    path = draw(folder, what)
+    typer.echo(f"Written: {path} and {path.with_suffix('.svg')}")
     return 0
 
 
@@ -338,7 +328,7 @@ def calibrate(
         return _calibrate_local(local, measured or [], out or Path("local.yaml"))
     if not measured:
         raise InputError("KERNELS...|MEASURED.csv", None, "is required: tables of kernels, or measured serving points")
-    from breakeven.studies.accuracy import show_calibration, show_kernels
+    from breakeven.studies.accuracy import calibration_markdown, kernels_markdown, show_calibration, show_kernels
     from breakeven.studies.calibrated import calibrate as fit_points
     from breakeven.studies.console import screen
     from breakeven.studies.kernel_fit import fit_kernels, save_kernels
@@ -353,12 +343,14 @@ def calibrate(
         curves = fit_kernels(samples)
         if folder is not None:
             save_kernels(curves, folder)
+            _write(kernels_markdown(curves), folder / "kernels.md", "--out")
         show_kernels(curves, left, screen())
         return 0
     points = read_points(measured[0], labels)
     fitted = fit_points(points, folds)
     if folder is not None:
         fitted.save(folder)
+        _write(calibration_markdown(fitted), folder / "left_out.md", "--out")
     show_calibration(fitted, screen())
     return 0
 

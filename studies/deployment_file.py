@@ -22,7 +22,7 @@ from breakeven.studies.recorded import is_file
 from breakeven.studies.schema import read_yaml
 from breakeven.studies.study import Study
 
-BEST, FRONT, RECORD = "best.yaml", "front.csv", "study.json"
+BEST, FRONT, FAMILIES, RECORD = "best.yaml", "front.csv", "families.csv", "study.json"
 _JUDGED_BY = (
     "name",
     "about",
@@ -196,23 +196,28 @@ def _from_row(folder: Path, row: str) -> Deployed:
     import pandas as pd
 
     record = read_record(folder)
+    name = FAMILIES if row in TOPOLOGIES else FRONT
     try:
-        front = pd.read_csv(folder / FRONT, keep_default_na=False)
+        table = pd.read_csv(folder / name, keep_default_na=False)
     except (OSError, ValueError):
-        raise InputError("folder", str(folder), f"{FRONT} cannot be read") from None
-    if not row.isdigit() or int(row) >= len(front):
-        raise InputError("row", row, f"a row of {folder / FRONT}, 0 to {len(front) - 1}")
+        raise InputError("folder", str(folder), f"{name} cannot be read") from None
+    if name == FAMILIES:
+        table = table.loc[table["topology"] == row]
+        if table.empty:
+            raise InputError("row", row, f"a topology of {folder / FAMILIES}: none of it meets the target")
+    elif not row.isdigit() or int(row) >= len(table):
+        raise InputError("row", row, f"a row of {folder / FRONT}, 0 to {len(table) - 1}, or a topology")
     study = _single(
-        choices(front.iloc[int(row)].to_dict()),
+        choices(table.iloc[0 if name == FAMILIES else int(row)].to_dict()),
         record["study"],
         _definitions(record["study"].get("space", {})),
-        str(folder / FRONT),
+        str(folder / name),
     )
     return Deployed(study, f"{folder}:{row}")
 
 
 def read_deployment(target: str, local: Path | None = None) -> Deployed:
-    """The deployment that `DEPLOYMENT.yaml`, `DIR` (its best) or `DIR:row` (of its front) names.
+    """The deployment that `DEPLOYMENT.yaml`, `DIR` (its best), `DIR:row` (of its front) or `DIR:topology` names.
 
     `local` is a file of corrections that it takes in place of the one it may name.
     """

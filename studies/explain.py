@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from breakeven.models.attainment import attain
 from breakeven.models.kernel_curves import extrapolated, sources
 from breakeven.models.local import Correction
-from breakeven.models.performance import Performance, performance
+from breakeven.models.performance import Performance
 from breakeven.models.tables import resolve
 from breakeven.optimizer.evaluator import Evaluator
+from breakeven.studies.attribution import bill as bill_of
+from breakeven.studies.attribution import performance_of
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.economics import against_api
 from breakeven.studies.result import table
@@ -36,11 +37,6 @@ class Explanation:
     sections: dict[str, Section]
 
 
-@jax.jit
-def _performance(resolved: Any, workload: Any, catalog: Any) -> Performance:
-    return performance(resolved, workload, catalog)
-
-
 def _number(value: Any) -> float:
     return float(np.asarray(value).ravel()[0])
 
@@ -57,7 +53,7 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
     workload = evaluator.workload_at(np.array([row["sessions_per_second"]]))
     deployment = evaluator.deployment(np.array([row["candidate"]], np.int64), 1)
     resolved = resolve(deployment, study.catalog)
-    found = _performance(resolved, workload, study.catalog)
+    found = performance_of(resolved, workload, study.catalog)
     met = attain(found.latency, study.slo)
     sections = {
         "deployment": {"verdict": _verdict(row), **choices(row), "unverified": row["unverified"] or "no"},
@@ -65,6 +61,7 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
         "uncertainty, 80 % interval": _uncertainty(row),
         "time to first token, mean": _first_token(found, row),
         "decode step, mean": _step(found),
+        **_bills(study, evaluator, row, title),
         "use": _use(row),
         "memory of one engine": _memory(found, study),
         "money and power": _money(row, study),
@@ -74,6 +71,18 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
     if resolved.correction is not None:
         sections["local calibration"] = _local(study, resolved.correction)
     return Explanation(title, sections)
+
+
+def _bills(study: Study, evaluator: Evaluator, row: dict[str, Any], title: str) -> dict[str, Section]:
+    """The mean call's time and the fleet's dollars by the same rows, each with the term that dominates it."""
+    found = bill_of(study, evaluator, int(row["candidate"]), title)
+    words = {name: f" ({term})" for name, term in found.dominant.items()}
+    seconds = {f"{name}{words.get(name, '')}_s": value for name, value in found.seconds.items() if value}
+    money = {f"{name}{words.get(name, '')}": value for name, value in found.usd_per_hour.items() if value}
+    return {
+        "bill of a call's time, by its dominant term": seconds | {"total_s": found.total_s},
+        "bill of an hour, USD": money | {"total": found.total_usd_per_hour},
+    }
 
 
 def _verdict(row: dict[str, Any]) -> str:

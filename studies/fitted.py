@@ -4,25 +4,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import yaml
-from rich.console import Console
-from rich.table import Table
-
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
 import seaborn as sns
+import yaml
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from rich.console import Console
+from rich.table import Table
 
 from breakeven.models.inputs import InputError
 from breakeven.models.sessions import MAX_TOKENS, Sessions, sample_sessions, session_spec
 from breakeven.models.traces import Trace, trace_sessions
 from breakeven.models.traces.fitting import Fit
 from breakeven.models.traces.preset import Fitted, curves, fit_trace
+from breakeven.studies.figures import plt, save
 from breakeven.studies.recorded import read_recorded
 from breakeven.studies.schema import set_path
 
@@ -162,8 +158,7 @@ def draw_fit(trace: Trace, fitted: Fitted, path: Path) -> None:
         figure.suptitle(f"{Path(trace.reading.file).name}: share of values up to x", x=0.01, ha="left", weight="bold")
         handles = [Line2D([], [], color=measured, linewidth=4, alpha=0.6), Line2D([], [], color=fit_colour)]
         figure.legend(handles, ["measured", "fitted"], loc="upper right", ncols=2, frameon=False)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        save(figure, path)
 
 
 def _short(value: float, _: object = None) -> str:

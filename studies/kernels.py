@@ -76,7 +76,7 @@ def _hardware(frame: pd.DataFrame, precision: str = "") -> pd.DataFrame:
     ):
         a = accelerators()[name]
         rates = arithmetic_rates(a)
-        peak = rates.get(f"{arithmetic}_flops_per_s", rates["bf16_flops_per_s"])
+        peak = rates.get(f"{arithmetic.removesuffix('_block')}_flops_per_s", rates["bf16_flops_per_s"])
         found.append((peak, a.memory_bandwidth_bytes_per_s, a.sram_bytes))
     return pd.DataFrame(found, columns=["peak", "bandwidth", "cache"], index=frame.index)
 
@@ -86,7 +86,7 @@ def _hardware(frame: pd.DataFrame, precision: str = "") -> pd.DataFrame:
 _GEMM = {  # dtype of the file: (arithmetic of the model, bytes per weight, bytes per input element)
     "bfloat16": ("bf16", 2.0, 2.0),
     "fp8": ("fp8", 1.0, 1.0),
-    "fp8_block": ("fp8", 1.0, 1.0),
+    "fp8_block": ("fp8_block", 1.0, 1.0),
     "nvfp4": ("fp4", 0.5625, 0.5625),
     "sq": ("int8", 1.0, 1.0),
 }
@@ -201,7 +201,7 @@ def product_s(curve: op.Curve, x: Sizes) -> Array:
 _EXPERTS = {
     "bfloat16": ("bf16", 2.0),
     "fp8": ("fp8", 1.0),
-    "fp8_block": ("fp8", 1.0),
+    "fp8_block": ("fp8_block", 1.0),
     "nvfp4": ("fp4", 0.5625),
     "w4a16_mxfp4": ("fp4", 0.53125),
     "w4a8_mxfp4_mxfp8": ("fp4", 0.53125),
@@ -273,7 +273,8 @@ def _read_alltoall(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.copy()
     rows["mode"] = rows["comm_backend"].str.contains("ll").map({True: "few", False: "many"})
     keys = ["system", "backend", "accelerator", "hidden_size", "topk", "num_experts", "num_tokens", "ep_size"]
-    phases: Any = rows.groupby([*keys, "mode", "phase"])["latency_us"].min().reset_index()
+    grouped: Any = rows.groupby([*keys, "mode", "phase"])["latency_us"]
+    phases = grouped.min().reset_index()
     both = phases.pivot_table(index=[*keys, "mode"], columns="phase", values="latency_us").dropna().reset_index()
     both["latency_us"] = both["dispatch"] + both["combine"]
     best = both.loc[both.groupby(keys)["latency_us"].idxmin()].copy()
@@ -419,7 +420,8 @@ def _read(path: Path) -> pd.DataFrame:
         raise InputError("KERNELS", str(path), f"a readable CSV file ({words[0] if words else ''})") from None
     for name in MEASURED:
         if name in frame.columns:
-            values = pd.to_numeric(frame[name], errors="coerce").to_numpy(float)
+            numbers: Any = pd.to_numeric(frame[name], errors="coerce")
+            values = numbers.to_numpy(float)
             if not (values > 0.0).all():
                 row = int((~(values > 0.0)).argmax())
                 raise InputError(f"row {row + 2}.{name}", float(values[row]), "a positive number", str(path))
@@ -456,7 +458,7 @@ def _generation(accelerator: str) -> str:
 def _group(operator: Operator, key: tuple[str, ...], rows: pd.DataFrame) -> Samples:
     generation, precision, library, variant = key
     numbers = rows.select_dtypes("number").drop(columns=list(MEASURED), errors="ignore")
-    size = rows.get("beyond_bytes", rows["bytes"]).to_numpy(float)
+    size = rows["beyond_bytes" if "beyond_bytes" in rows.columns else "bytes"].to_numpy(float)
     unit = 1e-6 if "latency_us" in rows.columns else 1e-3
     return Samples(
         operator=operator,

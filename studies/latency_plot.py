@@ -3,23 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from breakeven.studies.figures import made_by, plt, save
 
 _TIMES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "call_s": "time of a call"}
 
 _SHARES = np.linspace(0.0, 1.0, 2001)
 
 
-def latency(calls: pd.DataFrame, bounds_s: dict[str, float], title: str, path: Path) -> None:
+def latency(calls: pd.DataFrame, bounds_s: dict[str, float], title: str, path: Path, record: dict[str, Any]) -> None:
     """Write the distribution functions of the latencies in `calls`, each bound of the SLO as a line."""
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
         figure, axes = plt.subplots(1, len(_TIMES), figsize=(13, 4.4), layout="constrained", sharey=True)
@@ -37,8 +34,7 @@ def latency(calls: pd.DataFrame, bounds_s: dict[str, float], title: str, path: P
         axes[0].set_ylabel("share of calls")
         axes[0].yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
         figure.suptitle(f"{title}: {len(calls):,} simulated calls", x=0.01, ha="left", weight="bold")
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save(figure, path, made_by(record))
 
 
 def _curve(ax: Axes, times_s: np.ndarray, colour: Any) -> None:

@@ -111,7 +111,7 @@ def times_of(given: Inputs) -> Times:
 
 def deployments(points: Sequence[Point]) -> NDArray[np.int64]:
     """Number of each point's deployment: one model and precision on one stack and layout, whatever the workload."""
-    keys = [(p.model, p.accelerator, p.engine, p.mode, p.weights, p.kv, p.layouts, p.internal) for p in points]
+    keys = [(p.model, p.accelerator, p.stack, p.mode, p.weights, p.kv, p.layouts, p.internal) for p in points]
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 

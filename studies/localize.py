@@ -14,13 +14,14 @@ from rich.table import Table
 from breakeven.models.inputs import InputError
 from breakeven.models.residuals import LIKELY
 from breakeven.studies.benchmark import inputs, predict_jitted, uncorrected
+from breakeven.studies.benchmark_files import read_observations
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.local_calibration import Floats, LocalFit, Times, deployments, fit_local, times_of
 from breakeven.studies.local_file import POOL, Corrected
 from breakeven.studies.measured import Point
 from breakeven.studies.measured_files import is_table_of_points, read_points
 from breakeven.studies.measured_layout import Layout
-from breakeven.studies.observations import Observation, read_observations_csv, times_of_observations
+from breakeven.studies.observations import Observation, times_of_observations
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def calibrate_local(files: Sequence[Path], deployed: Deployed | None) -> Localiz
         return _of_points([point for file in tables for point in read_points(file)])
     if tables:
         raise InputError("--local", str(tables[0]), "without DEPLOYMENT.yaml: each of its rows names its deployment")
-    return _of_observations(deployed, [one for file in files for one in read_observations_csv(file)])
+    return _of_observations(deployed, [one for file in files for one in read_observations(file)])
 
 
 def _of_observations(deployed: Deployed, seen: Sequence[Observation]) -> Localized:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pandas as pd
 
+from breakeven.models.catalog import table
 from breakeven.models.hardware import accelerators
 from breakeven.models.llm import llms
 from breakeven.studies.measured_layout import Layout, read_layouts, spans_nodes
@@ -26,8 +27,13 @@ NOMINAL_SHARE = 0.9  # InferenceX draws lengths from U[0.8, 1.0] of the nominal 
 TRUST = ("db-dump", "2026-04-06", "2026-03-25", "gap-analysis")  # whose label counts where copies of a run disagree
 
 UNKNOWN_DRAFT = "speculative decoding is not said, and the checkpoint has a draft head"
-DRAFTED = "speculative decoding: acceptance is not published"
+SEVERAL_NODES = "a deployment over several nodes labelled agg"
+UNKNOWN_SIZES = "sizes of its engines are not given: one accelerator each is a default"
+NO_CONCURRENCY = "concurrency is not given"
 UNKNOWN_WORKERS = "number of prefill or decode workers is not given: concurrency per worker is unknown"
+
+
+LACKING = (UNKNOWN_DRAFT, UNKNOWN_WORKERS, UNKNOWN_SIZES, SEVERAL_NODES, NO_CONCURRENCY)  # a field a prediction needs
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,13 @@ class Point:
     weights: str
     kv: str
     layouts: tuple[Layout, ...]  # one, or prefill and decode
+    stack: str  # row of engines.toml: the engine, or its era or mode
     ttft_ms: float
     tpot_ms: float
     source: str = ""
     measurement: str = ""  # id of the row that leads the copies of one run
     internal: bool = False  # another client than InferenceX's: no burst of ten times the concurrency is known
+    accepted: float = 1.0  # tokens per decode step with speculation, a prior
     excluded: str = ""
 
     @property
@@ -102,9 +110,17 @@ def _rank(row: Row) -> int:
     return next((i for i, name in enumerate(TRUST) if name in _source(row)), len(TRUST))
 
 
+def _defaulted(copy: Row) -> bool:
+    names = [f"{phase}_{name}" for phase in ("prefill", "decode") for name in ("tp_size", "attention_dp_size")]
+    return copy["mode"] == "disagg" and all(copy.get(name) == 1 for name in names)
+
+
 def _union(copies: list[Row]) -> Row:
-    """One row of the copies of a run: each field from the most trusted copy that has it; all ids and sources."""
-    ordered = sorted(copies, key=_rank)
+    """One row of the copies of a run: each field from the most trusted copy that has it; all ids and sources.
+
+    A copy whose pools are of one accelerator each left its sizes at their defaults.
+    """
+    ordered = sorted(copies, key=lambda copy: (_defaulted(copy), _rank(copy)))
     row: Row = {}
     for copy in ordered:
         for name, value in copy.items():
@@ -143,9 +159,13 @@ def accelerator_id(system: str) -> str:
 def weight_scheme(model: str, precision: str) -> str:
     """Which tensors a checkpoint's precision really covers.
 
-    A blank one is 16 bit. The 4-bit checkpoints of expert models quantize the experts alone (DeepSeek and MiniMax
-    NVFP4, gpt-oss MXFP4: attention and head stay in 16 bit); those of dense models all linear layers.
+    A blank one is 16 bit. FP8 checkpoints of DeepSeek, Qwen3 and MiniMax carry scales per block, those of Llama per
+    tensor. The
+    4-bit checkpoints of expert models quantize the experts alone (DeepSeek and MiniMax NVFP4, gpt-oss MXFP4: attention
+    and head stay in 16 bit); those of dense models all linear layers.
     """
+    if precision == "fp8" and not model.startswith("llama"):
+        return "fp8-block"
     if precision != "fp4":
         return precision or "bf16"
     return "fp4-experts" if model and llms()[model].moe else "fp4"
@@ -175,6 +195,46 @@ def _concurrency(row: Row, layouts: Iterable[Layout]) -> float:
     ranks = row.get("attention_dp_size" if row["mode"] == "agg" else "decode_attention_dp_size")
     workers = 1.0 if row["mode"] == "agg" else last.workers
     return float(cast(Any, batch)) * (float(cast(Any, ranks)) if _given(ranks) else 1.0) * workers
+
+
+def _version(row: Row) -> tuple[int, ...]:
+    """Leading numbers of the engine's version; (0,) where none is given."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)", str(row.get("backend_version") or ""))
+    return tuple(int(part) for part in found.group(1).split(".")) if found else (0,)
+
+
+def _year(row: Row) -> int:
+    found = [re.search(r"measured=(\d{4})", source) for source in row["sources"]]
+    return max((int(match.group(1)) for match in found if match), default=0)
+
+
+def _stack(row: Row, engine: str, model: str, layouts: tuple[Layout, ...], internal: bool) -> str:
+    """The engine's era or mode.
+
+    SGLang's API took far longer before 0.5.9; its split deployments have another front end. vLLM 0.12 ran expert models
+    at 50 ms a token whatever the load: eagerly.
+    InferenceX runs TensorRT-LLM with stream intervals of its own per model and workload: the first chunk of DeepSeek
+    comes after 8 to 12 steps, that of Llama-70B after 20 to 22 at 1k/1k on up to four accelerators and after 3 to 5
+    in every other set-up, alike on H200 and B200.
+    """
+    version, year = _version(row), _year(row)
+    if engine == "tensorrt-llm" and not internal and row["mode"] == "agg":
+        if model == "deepseek-r1":
+            return "tensorrt-llm-stream10"
+        short = row["isl"] < 2000 and row["osl"] < 2000 and all(x.accelerators <= 4 for x in layouts)
+        if model == "llama-3.1-70b" and short:
+            return "tensorrt-llm-stream20"
+    if engine == "sglang" and row["mode"] == "agg" and (year == 2025 or (0, 0) < version < (0, 5, 9)):
+        return "sglang-2025"
+    if engine == "vllm" and (0, 12) <= version < (0, 13) and model and llms()[model].moe:
+        return "vllm-eager"
+    return engine
+
+
+def accepted_tokens(concurrency: float) -> float:
+    """Tokens per decode step with a draft head where acceptance is not published: a prior that falls with load."""
+    prior = table("calibration")["speculation"]
+    return max(prior["accepted"] * max(concurrency, 1.0) ** -prior["decay"], 1.0)
 
 
 def _speculation(row: Row, model: str, label: Mapping[str, Any]) -> str:
@@ -208,11 +268,13 @@ def _point(row: Row, label: Mapping[str, Any]) -> Point:
         weights=weight_scheme(model, precision),
         kv=kv_precision(model, engine, accelerator, precision),
         layouts=layouts,
+        stack=_stack(row, engine, model, layouts, not inferencex),
         ttft_ms=row["silicon_ttft_ms"],
         tpot_ms=row["silicon_tpot_ms"],
         source=row["sources"][0],
         measurement=row["ids"][0],
         internal=not inferencex,
+        accepted=accepted_tokens(concurrency) if speculation == "mtp" and not math.isnan(concurrency) else 1.0,
     )
     return replace(point, excluded=_excluded(point, row, speculation))
 
@@ -227,10 +289,10 @@ def _excluded(point: Point, row: Row, speculation: str) -> str:
         f"mode {row['mode']} is neither agg nor disagg": point.mode not in ("agg", "disagg"),
         f"precision {point.precision} is not known": point.precision not in ("", "bf16", "fp8", "fp4", "int8", "int4"),
         "layout: attention and expert ranks do not agree": not point.layouts,
-        "a deployment over several nodes labelled agg": spans_nodes(point.mode, point.layouts),
+        SEVERAL_NODES: spans_nodes(point.mode, point.layouts),
         UNKNOWN_WORKERS: any(math.isnan(count) for count in workers),
-        "concurrency is not given": math.isnan(point.concurrency),
-        DRAFTED: speculation == "mtp",
+        UNKNOWN_SIZES: _defaulted(row) and bool(point.model) and llms()[point.model].moe is not None,
+        NO_CONCURRENCY: math.isnan(point.concurrency),
         UNKNOWN_DRAFT: speculation == "unknown",
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -83,6 +83,8 @@ def _from_sizes(sizes: list[int], engine: str, pipeline: int) -> Layout | None:
         return None
     if data > 1 and engine not in GENUINE_ATTENTION_DP:
         return Layout(tensor, 1, tensor if experts > 1 else 1, pipeline)
+    if data > NODE and max(experts, 1) == 1:  # no one splits experts over more than a node: the column is not filled
+        expert_tensor, experts = 1, tensor * data
     ranks = max(expert_tensor, 1) * max(experts, 1)
     if data < 1:
         data = max(ranks // tensor, 1)
@@ -94,13 +96,14 @@ def _from_sizes(sizes: list[int], engine: str, pipeline: int) -> Layout | None:
 def _pool(row: Mapping[Any, Any], phase: str, engine: str, model: str, label: Mapping[str, Any]) -> Layout | None:
     """A pool of a split deployment. Only some sources count its workers; a matched label counts them as well."""
     match = FROM_LABEL.search(str(label.get(f"{phase}_par", "")))
-    if match and int(match.group(4)) > 0:
+    counted = int(match.group(4)) if match else 0
+    if match and counted > 0 and match.group(1) != "1":  # tp1/ep1 is what a label says where nobody filled it in
         tensor, experts, split, workers = (int(group) for group in match.groups())
         return Layout(1 if split else tensor, tensor if split else 1, experts, 1, workers)
     names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     sizes = [_whole(row, f"{phase}_{name}") for name in names]
     layout = _from_sizes(sizes, engine, _whole(row, f"{phase}_pp_size", 1))
-    workers = _whole(row, f"{phase}_num_workers")
+    workers = counted or _whole(row, f"{phase}_num_workers")
     if layout is None:
         return None
     return Layout(

@@ -27,8 +27,9 @@ COLUMNS = ("concurrency", "requests_per_second", "input_tokens", "output_tokens"
 class Observation:
     """Means of one load that was measured; nan where nothing is said.
 
-    Either a closed loop of `concurrency`, or requests that come at a rate. Without lengths they are those of the
-    deployment's own workload. Of a closed loop of a stated number of requests the first wave came at once.
+    TPOT is a request's time after its first token over its further tokens. Either a closed loop of `concurrency`, or
+    requests that come at a rate. Without lengths they are those of the deployment's own workload. Of a closed loop of
+    a stated number of requests the first wave came at once.
     """
 
     ttft_ms: float

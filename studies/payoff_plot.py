@@ -15,7 +15,8 @@ from breakeven.studies.figures import legend_below, made_by, plt, save, short, s
 from breakeven.studies.payoff import sign
 
 MOST_TICKS = 9
-WIDEST = 2.0  # octaves either side of break-even that the colours resolve
+FEW = 150  # cells that have their ratio written into them
+WIDEST = 1.0  # octaves either side of break-even that the colours resolve
 NEITHER = "0.85"
 
 
@@ -58,7 +59,7 @@ def _octaves(ratio: np.ndarray) -> np.ndarray:
 
 def _ratios(axes: Axes, table: pd.DataFrame, shape: tuple[int, int], record: dict[str, Any]) -> None:
     values = _octaves(table["ratio"].to_numpy(float)).reshape(shape)
-    few = shape[0] * shape[1] <= 150
+    few = shape[0] * shape[1] <= FEW
     words = np.array([_ratio_words(v) for v in table["ratio"]]).reshape(shape)
     sns.heatmap(
         values,
@@ -69,12 +70,17 @@ def _ratios(axes: Axes, table: pd.DataFrame, shape: tuple[int, int], record: dic
         annot=words if few else None,
         fmt="",
         annot_kws={"fontsize": "x-small"},
-        cbar_kws={"label": "cost ratio (below 1, blue: the split pays)", "ticks": [-2, -1, -0.5, 0, 0.5, 1, 2]},
+        cbar_kws={
+            "label": "cost ratio (below 1, blue: the split pays)",
+            "ticks": [-1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1],
+        },
         rasterized=True,
     )
     bar = axes.collections[0].colorbar
     assert bar is not None
-    bar.ax.set_yticklabels(["≤ 1/4, or only the split", "1/2", "0.71", "1", "1.41", "2", "≥ 4, or only the baseline"])
+    bar.ax.set_yticklabels(
+        ["≤ 0.5, or only the split", "0.59", "0.71", "0.84", "1", "1.19", "1.41", "1.68", "≥ 2, or only the baseline"]
+    )
     axes.set_facecolor(NEITHER)
     axes.invert_yaxis()
 
@@ -131,8 +137,9 @@ def _simulated(axes: Axes, table: pd.DataFrame, shape: tuple[int, int]) -> None:
     for where, marker in ((same, "o"), (known & ~same, "X")):
         rows, columns = np.divmod(np.flatnonzero(where), shape[1])
         size = min(60.0, 9000.0 / max(shape) ** 1.6)
+        up = 0.78 if shape[0] * shape[1] <= FEW else 0.5  # beside the number
         axes.scatter(
-            columns + 0.5, rows + 0.78, s=size, marker=marker, color="white", edgecolor="black", linewidth=1.0, zorder=5
+            columns + 0.5, rows + up, s=size, marker=marker, color="white", edgecolor="black", linewidth=1.0, zorder=5
         )
 
 

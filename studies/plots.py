@@ -3,18 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from breakeven.optimizer.front import MAXIMISED, as_costs, non_dominated
+from breakeven.studies.figures import plt, save
 
 LABELS = {
     "cost_per_hour_usd": "cost, USD per hour",
@@ -72,8 +68,7 @@ def pareto(
             fontsize="small",
             color="0.4",
         )
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save(figure, path)
 
 
 def _dots(axes: Axes, frame: pd.DataFrame, x: str, y: str, colours: dict[str, Any]) -> None:

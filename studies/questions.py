@@ -1,4 +1,4 @@
-"""The commands that ask what if: sweep, payoff."""
+"""The commands that ask what if: sweep, payoff, sensitivity."""
 
 import os
 from pathlib import Path
@@ -127,7 +127,41 @@ def _solve(loaded: "object", text: str, baseline: str, folder: Path) -> int:
     return 0 if found.crossings else 1
 
 
+def sensitivity(
+    target: Annotated[str, typer.Argument(metavar="STUDY.yaml|DIR", help="A study, or the output folder of a run.")],
+    range_: Annotated[
+        list[str] | None,
+        typer.Option("--range", metavar="PATH=low:high", help="Factors an input lies between (default 0.8:1.25)."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=16, max=65536, help="Base samples of the Sobol indices.")] = 128,
+    out: OutOption = None,
+    set_: SetOption = None,
+) -> int:
+    """What the answer depends on: elasticities, Sobol indices, what flips the winner, and the fit's own error."""
+    from breakeven.studies.console import progress_bar, screen
+    from breakeven.studies.run import remember_compiled
+    from breakeven.studies.sensitivity import chosen
+    from breakeven.studies.sensitivity import sensitivity as analyse
+    from breakeven.studies.sensitivity_plot import draw_sensitivity
+    from breakeven.studies.show_questions import show_sensitivity
+    from breakeven.studies.study import Study
+
+    is_run = Path(target).is_dir()
+    if is_run and set_:
+        raise InputError("--set", set_[0], "with a study; an output folder keeps what it was made from")
+    loaded = None if is_run else Study.load(study_path(target), set_ or [])
+    folder = writable(out or (Path(target) if is_run else default_folder(target)))
+    remember_compiled()
+    with progress_bar("analyses") as progress:
+        found = analyse(chosen(target, loaded), samples, range_ or (), progress)
+    found.save(folder)
+    draw_sensitivity(found.table, found.draws, found.record(), folder / "sensitivity.png")
+    show_sensitivity(found, screen())
+    typer.echo(f"Written to {folder}{os.sep}: sensitivity.csv, sensitivity_draws.csv, sensitivity.json, .png, .svg")
+    return 0
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    for command in (sweep, payoff):
+    for command in (sweep, payoff, sensitivity):
         app.command()(command)

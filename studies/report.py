@@ -11,10 +11,10 @@ import yaml
 
 from breakeven.models.inputs import InputError
 from breakeven.studies.console import front_columns, thinned
-from breakeven.studies.deployment_file import FRONT, RECORD, choices, read_record
+from breakeven.studies.deployment_file import FAMILIES, FRONT, RECORD, choices, read_record
 from breakeven.studies.document import Bars, Block, Code, Document, Items, Paragraph, Picture, Table
 from breakeven.studies.explain import explain_candidate
-from breakeven.studies.result import EXPLANATION, FAMILIES, SIMULATED, Result, records
+from breakeven.studies.result import EXPLANATION, SIMULATED, Result, records
 from breakeven.studies.words import duration, seconds, share, usd
 
 Row = dict[str, Any]

@@ -16,11 +16,10 @@ from breakeven.optimizer.search import Found
 from breakeven.optimizer.uncertainty import risk
 from breakeven.optimizer.verify import Verification
 from breakeven.studies.decision import decision
-from breakeven.studies.deployment_file import BEST, FRONT, RECORD, anchored, deployment_yaml
+from breakeven.studies.deployment_file import BEST, FAMILIES, FRONT, RECORD, anchored, deployment_yaml
 from breakeven.studies.economics import economics, sentences
 from breakeven.studies.study import Study
 
-FAMILIES = "families.csv"
 EXPLANATION = "explanation.json"
 EVALUATIONS = "evaluations.parquet"
 SIMULATED = ("slo_attainment_simulated", "slo_attainment_simulated_low", "slo_attainment_simulated_high")

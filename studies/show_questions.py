@@ -7,11 +7,13 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from breakeven.studies.attribution import GAINS, ROWS, Gain
 from breakeven.studies.axes import Axis, unit
 from breakeven.studies.figures import short
 from breakeven.studies.optima import SHARED
 from breakeven.studies.payoff import PayoffMap
-from breakeven.studies.result import records
+from breakeven.studies.result import describe, records
+from breakeven.studies.sensitivity import Sensitivity
 from breakeven.studies.solve import BreakEven, Solved
 from breakeven.studies.study import Study
 from breakeven.studies.sweep import Sweep
@@ -163,6 +165,83 @@ def _crossing(point: BreakEven, axis: Axis) -> str:
         f"The split pays {word} {_value(point.value, axis.path)} "
         f"(between {point.low:.5g} and {point.high:.5g}): cost ratio {sides}({point.winner_high} cheapest) above."
     )
+
+
+def show_sensitivity(found: Sensitivity, console: Console) -> None:
+    """Print what moves attainment and cost most, what flips the winner, and how sure the fit makes the answer."""
+    row, table = found.row, found.table
+    _say(
+        console,
+        f"{found.title}: {describe(row)} ({row['topology']}), {row['cost_per_hour_usd']:,.2f} USD per hour, attainment "
+        f"{row['slo_attainment']:.2%}.",
+    )
+    weight = np.abs(table["attainment_points_per_percent"].to_numpy(float))
+    weight = weight + np.abs(table["cost_elasticity"].to_numpy(float))
+    flips = table[["flips_below", "flips_above"]].notna().to_numpy().any(axis=1)
+    order = np.argsort(-weight, kind="stable")
+    first = set(order[:MOST_INPUTS].tolist())
+    shown = table.iloc[[int(i) for i in order if int(i) in first or flips[i]]]
+    out = Table(title="1 % more of", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    out.add_column("")
+    for heading in ("attainment, points", "cost, %", "cost at the same attainment, %", "flips the winner at"):
+        out.add_column(heading, justify="right")
+    for each in records(shown):
+        held = each["cost_elasticity_at_attainment"]
+        out.add_row(
+            each["input"],
+            f"{each['attainment_points_per_percent']:+.3f}",
+            f"{each['cost_elasticity']:+.2f}",
+            f"{held:+.2f}" if np.isfinite(held) else "size does not help",
+            _flip(each),
+        )
+    console.print(out)
+    _say(console, _most_by_sobol(table, np.isfinite(found.ratio)))
+    if np.isfinite(found.ratio):
+        fit, missed = found.quantiles["coefficients"], found.quantiles["coefficients and misses"]
+        _say(
+            console,
+            f"The best split costs {found.ratio:.3f} times the best other; under the errors of the fitted coefficients "
+            f"{fit['cost_ratio_p05']:.3f} to {fit['cost_ratio_p95']:.3f} (5 to 95 %), and it pays in "
+            f"{fit['split_pays']:.0%} of the draws; in {missed['split_pays']:.0%} with what the model misses on unseen "
+            f"hardware.",
+        )
+    for note in found.notes:
+        _say(console, note)
+
+
+def show_gain(found: Gain, console: Console) -> None:
+    """Print what a deployment gains over another: gains, less what it adds in communication and complexity."""
+    out = Table(title="Gain over the baseline", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in ("", "seconds per call", "USD per hour"):
+        out.add_column(heading, justify="left" if not heading else "right")
+    for name in ROWS:
+        seconds, money = found.seconds[name], found.usd_per_hour[name]
+        if abs(seconds) < 1e-9 and abs(money) < 1e-9:
+            continue
+        minus = "" if name in GAINS else "less: "
+        out.add_row(f"{minus}{name}", f"{seconds:+.4f}", f"{money:+,.2f}")
+    out.add_row(
+        "net benefit", f"{found.net(found.seconds):+.4f}", f"{found.net(found.usd_per_hour):+,.2f}", style="bold"
+    )
+    console.print(out)
+
+
+MOST_INPUTS = 16
+
+
+def _flip(each: dict[str, Any]) -> str:
+    parts = [f"× {each[name]:.2f}" for name in ("flips_below", "flips_above") if np.isfinite(each[name])]
+    return ", ".join(parts)
+
+
+def _most_by_sobol(table: pd.DataFrame, both: bool) -> str:
+    output = "cost_ratio" if both else "slo_attainment"
+    known = table.dropna(subset=[f"sobol_total_{output}"]).sort_values(f"sobol_total_{output}", ascending=False)
+    if known.empty:
+        return "Over the stated ranges the decision does not vary."
+    words = "the cost ratio" if both else "attainment"
+    first = ", ".join(f"{r['input']} {r[f'sobol_total_{output}']:.0%}" for r in records(known.head(4)))
+    return f"Of the variance of {words} over the stated ranges, with interactions: {first}."
 
 
 def _ratio(value: float) -> str:

@@ -17,14 +17,14 @@ import pandas as pd
 from breakeven.models.residuals import LIKELY, interval
 from breakeven.studies.benchmark import inputs, predict_jitted
 from breakeven.studies.local_calibration import deployments, fit_local, spread_choice, times_of
-from breakeven.studies.measured import UNKNOWN_DRAFT, Point
+from breakeven.studies.measured import LACKING, UNKNOWN_DRAFT, Point
 from breakeven.studies.measured_files import read_points
 
 BAND = (0.7, 1.4)  # concurrency over capacity where a prediction of TTFT is a coin's toss
 CONCURRENCY = (0, 4, 16, 64, 256, np.inf)
 NO_ROOM = "the weights or one sequence do not fit into the memory by this model"
 SPENT = "its deployment was corrected by it"
-GROUPS = ("mode", "model", "system", "backend", "concurrency")
+GROUPS = ("mode", "speculation", "model", "system", "backend", "concurrency")
 METRICS = ("ttft", "tpot")
 
 
@@ -130,6 +130,7 @@ _COLUMNS = [
     "accelerators",
     "fill",
     "internal",
+    "accepted",
     "ttft_ratio",
     "tpot_ratio",
 ]
@@ -173,12 +174,16 @@ def spearman(a: Any, b: Any) -> float:
 
 
 def coverage(table: pd.DataFrame) -> dict[str, float]:
-    """Rows, the share of them that counts as predicted, and distinct measurements of both."""
+    """Rows, the share of them that counts as predicted, of all and of those that carry the fields a prediction needs
+    (`able`), and distinct measurements."""
     good = _where(table, table["excluded"] == "")
+    able = len(table) - int(table["excluded"].isin(LACKING).sum())
     return {
         "rows": len(table),
         "predicted": len(good),
         "share": len(good) / max(len(table), 1),
+        "able": able,
+        "able_share": len(good) / max(able, 1),
         "measurements": len(set(table["measurement"])),
         "predicted_measurements": len(set(good["measurement"])),
     }
@@ -202,6 +207,7 @@ def report(table: pd.DataFrame) -> list[tuple[str, str, dict[str, float]]]:
         return []
     bins = np.digitize(used["concurrency"], CONCURRENCY[1:-1], right=True)
     used = used.assign(concurrency=np.array(_bin_names())[bins])
+    used = used.assign(speculation=np.where(used["accepted"] > 1.0, "draft head, acceptance a prior", "none"))
     found = [("all", "", errors(used))]
     away = _where(used, ~in_band(used))
     if len(away):

@@ -62,17 +62,23 @@ def test_littles_law_also_when_the_cache_is_full(served):
 
 
 def test_a_first_wave_waits_for_half_of_its_others(served):
+    """Prompts that one token budget holds share the fixed part of their step."""
     found, run, load, catalog = served
     wave = run(dataclasses.replace(load, first_wave_share=jnp.float32(0.1)))
     more = np.asarray(wave.latency.ttft_mean_s - found.latency.ttft_mean_s)[:-1]
-    half = 0.5 * (np.asarray(POPULATION) - 1.0) * np.asarray(found.point.service.first)[:-1]
+    others, first = np.asarray(POPULATION) - 1.0, np.asarray(found.point.service.first)[:-1]
+    marginal = np.asarray(found.pools.marginal_s)[:-1]
+    mates = np.clip(np.asarray(found.pools.token_budget)[:-1] / PROMPT, 1.0, others + 1.0)
+    half = 0.5 * others * (marginal + np.maximum(first - marginal, 0.0) / mates)
     assert more == pytest.approx(0.1 * half * float(catalog.engine.burst_factor), abs=1e-4, rel=1e-2)
     assert np.array_equal(wave.latency.tpot_mean_s, found.latency.tpot_mean_s)
 
 
 def test_the_first_chunk_delays_ttft_but_not_the_call(served):
-    found, _, _, catalog = served
-    expected = catalog.engine.first_chunk_steps * found.latency.tpot_mean_s
+    found, _, load, catalog = served
+    expected = (
+        catalog.engine.first_chunk_steps * found.latency.tpot_mean_s + catalog.engine.crowd_s * load.concurrent_sessions
+    )
     assert np.asarray(found.latency.first_chunk_s) == pytest.approx(np.asarray(expected), rel=1e-3)
     parts = found.latency.wait.average_s + jnp.sum(found.latency.prefill_weight * found.latency.prefill_s, -1)
     call = np.asarray(parts) + (OUTPUT - 1.0) * np.asarray(found.latency.tpot_mean_s)

@@ -8,12 +8,14 @@ import pytest
 
 from breakeven.models.inputs import InputError
 from breakeven.studies.measured import (
-    DRAFTED,
     UNKNOWN_DRAFT,
+    UNKNOWN_SIZES,
     UNKNOWN_WORKERS,
     Point,
     accelerator_id,
+    accepted_tokens,
     clean,
+    digits,
     kv_precision,
     model_id,
     weight_scheme,
@@ -132,7 +134,7 @@ def test_speculation_is_none_mtp_or_unknown():
     assert points(dump)[0].excluded == points(v3)[0].excluded == ""
     assert [p.excluded for p in points(export, dump)] == ["", ""]  # copies share the label
     key = "200", "10"
-    assert points(export, labels={key: {"spec_decode": "mtp"}})[0].excluded == DRAFTED
+    assert points(export, labels={key: {"spec_decode": "mtp"}})[0].excluded == ""
     assert points(export, labels={key: {"spec_decode": "none"}})[0].excluded == ""
     assert one().excluded == ""  # no draft head, nothing to doubt
 
@@ -218,3 +220,42 @@ def test_rows_keep_their_order_and_number(tmp_path):
     pd.DataFrame([ROW | {"id": f"r{i}", "silicon_ttft_ms": 100.0 + i % 3} for i in range(7)]).to_csv(path, index=False)
     found = read_points(path)
     assert [p.id for p in found] == [f"r{i}" for i in range(7)] and len({p.measurement for p in found}) == 3
+
+
+def test_accepted_tokens_fall_with_concurrency():
+    found = [accepted_tokens(n) for n in (1.0, 16.0, 256.0, 1e9)]
+    assert found[0] == 2.2 and found == sorted(found, reverse=True) and found[-1] == 1.0
+    export = DEEPSEEK | {"silicon_tpot_ms": 5.0}
+    drafted = points(export, labels={digits(200.0, 5.0): {"spec_decode": "mtp"}})[0]
+    assert drafted.accepted == pytest.approx(accepted_tokens(16.0)) and one().accepted == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "stack"),
+    [
+        ({}, "vllm"),
+        ({"backend": "sglang", "backend_version": "0.5.9"}, "sglang"),
+        ({"backend": "sglang", "backend_version": "0.5.6.post2"}, "sglang-2025"),
+        ({"backend": "sglang", "silicon_data_source": f"{DUMP}; measured=2025-11-20"}, "sglang-2025"),
+        ({"backend": "trtllm"}, "tensorrt-llm-stream20"),
+        ({"backend": "trtllm", "isl": 8192.0}, "tensorrt-llm"),
+        (DEEPSEEK, "tensorrt-llm-stream10"),
+        ({"backend_version": "0.12.0", "model_path": "Qwen/Qwen3-235B-A22B-FP8"}, "vllm-eager"),
+        ({"backend_version": "0.12.0"}, "vllm"),
+    ],
+)
+def test_eras_and_modes_of_an_engine(changes, stack):
+    assert one(**changes).stack == stack
+
+
+def test_engines_of_one_accelerator_are_a_default_where_no_expert_model_fits():
+    pools = {
+        f"{phase}_{name}": 1.0
+        for phase in ("prefill", "decode")
+        for name in ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "num_workers")
+    }
+    export = DEEPSEEK | pools | {"mode": "disagg", "silicon_data_source": DUMP}
+    assert one(**export).excluded == UNKNOWN_SIZES
+    known = export | {"id": "b", "decode_attention_dp_size": 8.0, "prefill_attention_dp_size": 8.0}
+    merged = points(export, known)  # copies of one run: the one that counted its ranks is believed
+    assert {p.layouts[1].data_parallel for p in merged} == {8} and not merged[0].excluded

@@ -83,7 +83,7 @@ def _speed(stages: StageCoefficients, choice: Any, catalog: Catalog, i: int) -> 
         log_expert_miss=float(np.log1p(-share)),
         collective_token=a.collective_token_s + f.collective_token_s + a.activation_token_s + f.activation_token_s,
         collective_root=a.collective_root_s + f.collective_root_s,
-        sequence=a.sequence_s + f.sequence_s,
+        sequence=(a.sequence_s + f.sequence_s) / _number(choice.data_parallel, i),
         context=a.context_s,
         selected_context=a.selected_context_s,
         prefill_context=a.prefill_context_s,
