@@ -273,7 +273,8 @@ def _read_alltoall(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.copy()
     rows["mode"] = rows["comm_backend"].str.contains("ll").map({True: "few", False: "many"})
     keys = ["system", "backend", "accelerator", "hidden_size", "topk", "num_experts", "num_tokens", "ep_size"]
-    phases: Any = rows.groupby([*keys, "mode", "phase"])["latency_us"].min().reset_index()
+    grouped: Any = rows.groupby([*keys, "mode", "phase"])["latency_us"]
+    phases = grouped.min().reset_index()
     both = phases.pivot_table(index=[*keys, "mode"], columns="phase", values="latency_us").dropna().reset_index()
     both["latency_us"] = both["dispatch"] + both["combine"]
     best = both.loc[both.groupby(keys)["latency_us"].idxmin()].copy()
@@ -419,7 +420,8 @@ def _read(path: Path) -> pd.DataFrame:
         raise InputError("KERNELS", str(path), f"a readable CSV file ({words[0] if words else ''})") from None
     for name in MEASURED:
         if name in frame.columns:
-            values = pd.to_numeric(frame[name], errors="coerce").to_numpy(float)
+            numbers: Any = pd.to_numeric(frame[name], errors="coerce")
+            values = numbers.to_numpy(float)
             if not (values > 0.0).all():
                 row = int((~(values > 0.0)).argmax())
                 raise InputError(f"row {row + 2}.{name}", float(values[row]), "a positive number", str(path))
@@ -456,7 +458,7 @@ def _generation(accelerator: str) -> str:
 def _group(operator: Operator, key: tuple[str, ...], rows: pd.DataFrame) -> Samples:
     generation, precision, library, variant = key
     numbers = rows.select_dtypes("number").drop(columns=list(MEASURED), errors="ignore")
-    size = rows.get("beyond_bytes", rows["bytes"]).to_numpy(float)
+    size = rows["beyond_bytes" if "beyond_bytes" in rows.columns else "bytes"].to_numpy(float)
     unit = 1e-6 if "latency_us" in rows.columns else 1e-3
     return Samples(
         operator=operator,

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -91,10 +92,10 @@ def test_capacity_and_reading_time_by_hand(tiered):
     i = int(np.flatnonzero((frame.kv_tiers == "host-dram") & (frame.topology == "colocated"))[0])
     resolved = resolve(tiered.space.deployment(np.array([i])), tiered.catalog)
     nodes, llm = tiered.workload.resident, LLM.from_architecture(tiered.architecture)
-    found = reload(resolved, nodes, tiered.workload, llm, np.float32([1e9]))
+    found = reload(resolved, nodes, tiered.workload, llm, jnp.array([1e9]), jnp.array([1.0]))
     assert found is not None
     per_token = 2 * 8 * 128 * 80 * 2
-    assert float(kv_bytes_per_token(llm, np.float32(2.0), np.float32(1e4))) == per_token
+    assert float(kv_bytes_per_token(llm, jnp.float32(2.0), jnp.float32(1e4))) == per_token
     assert float(found.capacity_tokens[0, 0]) == pytest.approx(8 * 200e9 / per_token, rel=1e-5)
     assert np.all(np.asarray(found.capacity_tokens[0, 1:]) == 0.0)
     own = np.maximum(nodes.context - nodes.tokens - tiered.workload.shared_prefix_tokens, 0.0)
