@@ -10,7 +10,7 @@ import socket
 import time
 import warnings
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from breakeven.spaces.structures import Structures
 COARSE_STRUCTURES = 20_000  # sampled at most
 COARSE_POINTS = 18  # of numbers in each
 COARSE_SHARE = 0.01  # of the space at most
+BLOCK = 2048  # candidates per call of the model: a batch of trials asks for few
 GENERATIONS = 300  # of a space's structures make a batch of trials
 GP_BATCH = 10
 POLL_S = 2.0
@@ -75,7 +76,8 @@ class Search:
     @classmethod
     def of(cls, task: Task, settings: Settings, study: optuna.Study, found: Found) -> "Search":
         """A search of a task's space."""
-        return cls(task, settings, Structures(task.evaluator.space), study, found)
+        small = replace(task, evaluator=task.evaluator.in_blocks_of(BLOCK))
+        return cls(small, settings, Structures(task.evaluator.space), study, found)
 
     def __post_init__(self) -> None:
         self.encoding = Encoding(self.structures)

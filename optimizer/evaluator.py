@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -103,11 +104,18 @@ class Evaluator:
     session_p95: bool = False  # an objective needs it for every candidate
     max_load: bool = False  # each candidate at the largest load that meets the SLO
     engine: str = ""  # whose residuals say how far predictions may be off
+    size: int | None = None  # candidates per call of the model, where not as many as suit the space
 
     @property
     def block(self) -> int:
         """Candidates per call of the model."""
+        if self.size is not None:
+            return self.size
         return BLOCK if self.space.size > 8 * SMALL else SMALL
+
+    def in_blocks_of(self, most: int) -> Self:
+        """The same with at most so many candidates per call: less padding where few are asked for at once."""
+        return dataclasses.replace(self, size=min(self.block, most))
 
     def deployment(self, ids: np.ndarray, size: int) -> Deployment:
         """Candidates padded to `size` with the last one."""
@@ -231,6 +239,7 @@ DOUBTS = {
     "cache_unsettled": "a surge of sessions overturns the prefix cache for good",
     "cache_short": "more than 2 % of the prefixes evicted (5 % where prefill is apart)",
     "in_step": "prefill and decode in one pool of pipeline stages or data-parallel ranks",
+    "sides_apart": "attention and feed-forward layers apart, which is not simulated",
 }
 
 

@@ -81,6 +81,9 @@ def run(
                 study.written.name,
             )
         else:
+            from breakeven.optimizer.bilevel import BLOCK
+
+            evaluator = evaluator.in_blocks_of(BLOCK)  # compiled already when the front is tabulated
             history = _bilevel(study, task, found, progress, storage, folder)
     except KeyboardInterrupt:
         interrupted = True

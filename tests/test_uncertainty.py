@@ -8,6 +8,7 @@ import pytest
 from breakeven.models.inputs import InputError
 from breakeven.optimizer.search import Found
 from breakeven.optimizer.uncertainty import Factor, RobustEvaluator, draws, pessimistic, risk
+from breakeven.studies.run import run
 from breakeven.studies.study import Study
 from breakeven.studies.task import task_of
 
@@ -106,3 +107,27 @@ def test_what_is_uncertain_is_checked(make_study):
     ):
         with pytest.raises(InputError, match=words):
             make_study(change)
+
+
+def test_a_run_shows_the_risk_of_its_front(make_study):
+    """Columns of front.csv and families.csv, of the usual values and of a robust choice."""
+    choices = {
+        "topologies": "chunked",
+        "accelerators": ["h100-sxm"],
+        "weights": "fp8",
+        "kv": "fp8",
+        "replicas": [2, 4, 8],
+    }
+    for objective in ("nominal", "robust"):
+        made = make_study(
+            "search.verify=false",
+            "uncertain.prices.cv=0.2",
+            "uncertain.draws=20",
+            "uncertain.search_draws=4",
+            f"uncertain.objective={objective}",
+            **choices,
+        )
+        result = run(made)
+        assert result.front["probability_meets_target"].between(0, 1).all()
+        cost, expected = result.front["cost_per_hour_usd"], result.front["expected_cost_per_hour_usd"]
+        assert (expected < cost).all() if objective == "robust" else np.allclose(expected, cost, rtol=0.05)
