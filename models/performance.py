@@ -79,6 +79,7 @@ class Doubts(NamedTuple):
     cache_unsettled: Array  # a surge of sessions tips it over for good, or the fixed point was not reached
     cache_short: Array  # more than 2 % of continued calls lose their prefix, 5 % where prefill is apart
     in_step: Array  # prefill and decode in a pool whose pipeline stages or data-parallel ranks keep step
+    sides_apart: Array  # attention apart from feed-forward layers, which is not simulated
 
 
 class Performance(NamedTuple):
@@ -519,7 +520,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
             money,
             catalog,
         ),
-        doubts=_doubts(pools, state, point, decode_use, waits, tipped),
+        doubts=_doubts(resolved, pools, state, point, decode_use, waits, tipped),
     )
 
 
@@ -570,8 +571,19 @@ def limits_broken(
     )
 
 
+def _sides_apart(resolved: Resolved) -> Array:
+    pa, pf, da, df = (s.choice.pool for s in resolved.stages[1:])
+    return (pa != pf) | (da != df)
+
+
 def _doubts(
-    pools: Pools, state: State, point: OperatingPoint, decode_use: Array, waits: CallWaits, tipped: Array
+    resolved: Resolved,
+    pools: Pools,
+    state: State,
+    point: OperatingPoint,
+    decode_use: Array,
+    waits: CallWaits,
+    tipped: Array,
 ) -> Doubts:
     service_cv2 = point.service.second / (point.service.first**2 + TINY) - 1.0
     moved = jnp.abs(point.state.batch / state.batch - 1.0) > 0.05
@@ -584,4 +596,5 @@ def _doubts(
         cache_unsettled=tipped | moved,
         cache_short=state.miss > jnp.where(pools.shared > 0.5, 0.02, 0.05),
         in_step=(pools.shared > 0.5) & (pools.prefill_ways > 1.0),
+        sides_apart=_sides_apart(resolved),
     )

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 STAGES = ("encode", "prefill_attention", "prefill_ffn", "decode_attention", "decode_ffn")
 
+COLUMNS = ("encode", "prefill", "prefill_ffn", "decode", "decode_ffn")  # what tables call each stage's pool
+SHORT = ("E", "PA", "PF", "DA", "DF")
+ANY = "any"
+
 Partition = tuple[int, int, int, int, int]
 
 
@@ -22,6 +26,20 @@ class Topology:
     chunked: bool
     pools: tuple[str, ...]
     about: str
+
+    @property
+    def prefill_apart(self) -> bool:
+        """Whether prefill attention and its feed-forward layers stand in two pools."""
+        return self.labels[1] != self.labels[2]
+
+    @property
+    def decode_apart(self) -> bool:
+        """Whether decode attention and its feed-forward layers stand in two pools."""
+        return self.labels[3] != self.labels[4]
+
+    def stages(self, pool: int) -> tuple[str, ...]:
+        """The stages of a pool."""
+        return tuple(name for name, label in zip(STAGES, self.labels, strict=True) if label == pool)
 
 
 def partition(labels: Sequence[object]) -> Partition:
@@ -51,5 +69,60 @@ TOPOLOGIES = {
         Topology("colocated", (0, 0, 0, 0, 0), False, ("pool",), "one pool, prefill first: decode stalls behind it"),
         Topology("chunked", (0, 0, 0, 0, 0), True, ("pool",), "one pool, prefill in chunks beside the decode batch"),
         Topology("pd", (0, 0, 0, 1, 1), False, ("prefill", "decode"), "prefill and decode pools: KV crosses a link"),
+        Topology(
+            "afd",
+            (0, 0, 0, 1, 2),
+            False,
+            ("prefill", "attention", "ffn"),
+            "decode attention apart from its feed-forward layers: activations cross twice a layer, each step",
+        ),
+        Topology(
+            "af",
+            (0, 0, 1, 0, 1),
+            False,
+            ("attention", "ffn"),
+            "attention on one kind, feed-forward layers on another, no prefill pool",
+        ),
+        Topology(
+            "pdaf",
+            (0, 0, 1, 2, 3),
+            False,
+            ("prefill_attention", "prefill_ffn", "decode_attention", "decode_ffn"),
+            "all four apart",
+        ),
     )
 }
+PLAIN = ("colocated", "chunked", "pd")  # what a study searches that names no topology
+_BY_LABELS = {topology.labels: topology for topology in TOPOLOGIES.values() if not topology.chunked}
+
+
+def topology(name: str) -> Topology:
+    """A topology by name, or by its pools as in `E PA PF | DA | DF`. Raises KeyError for anything else."""
+    if name in TOPOLOGIES:
+        return TOPOLOGIES[name]
+    pools = [part.split() for part in name.split("|")]
+    found = {stage: i for i, part in enumerate(pools) for stage in part}
+    if sorted(stage for part in pools for stage in part) != sorted(SHORT):
+        raise KeyError(name)
+    return of_partition(partition([found[stage] for stage in SHORT]))
+
+
+def of_partition(labels: Partition) -> Topology:
+    """The topology of a partition: a named one, else one that is called by its pools."""
+    if labels in _BY_LABELS:
+        return _BY_LABELS[labels]
+    members = [[s for s, label in zip(SHORT, labels, strict=True) if label == i] for i in range(max(labels) + 1)]
+    return Topology(
+        " | ".join(" ".join(part) for part in members),
+        labels,
+        False,
+        tuple("_".join(part).lower() for part in members),
+        "a partition without a name",
+    )
+
+
+def any_topology() -> list[Topology]:
+    """Every topology whose encoder stands with prefill attention: 15 partitions, the one with one pool in both of its
+    schedulers."""
+    found = [of_partition(labels) for labels in all_partitions() if labels[0] == labels[1]]
+    return [TOPOLOGIES["colocated"], TOPOLOGIES["chunked"], *[t for t in found if t.name != "colocated"]]

@@ -239,6 +239,7 @@ DOUBTS = {
     "cache_unsettled": "a surge of sessions overturns the prefix cache for good",
     "cache_short": "more than 2 % of the prefixes evicted (5 % where prefill is apart)",
     "in_step": "prefill and decode in one pool of pipeline stages or data-parallel ranks",
+    "sides_apart": "attention and feed-forward layers apart, which is not simulated",
 }
 
 

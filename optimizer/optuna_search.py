@@ -9,7 +9,7 @@ import numpy as np
 import optuna
 from optuna.study import StudyDirection
 
-from breakeven.models.topology import STAGES
+from breakeven.models.topology import COLUMNS
 from breakeven.optimizer.evaluator import REASONS, Columns, Evaluator
 from breakeven.optimizer.front import MAXIMISED
 from breakeven.optimizer.search import Found, Progress
@@ -20,7 +20,6 @@ from breakeven.spaces.structures import AXES
 BATCH = 50
 
 
-PHASES = ("prefill", "decode")
 _NAMED = ("accelerator", "weights", "expert_parallel")
 
 
@@ -45,7 +44,7 @@ class Encoding:
         """Values of every parameter, in a fixed order."""
         families = self.space.families
         found: dict[str, list[Any]] = {"topology": [family.topology.name for family in families]}
-        for phase in PHASES:
+        for phase in self.space.slots:
             for field in POOL_FIELDS:
                 columns = [family.tables[_pool(family, phase)][field] for family in families]
                 found[f"{phase}.{field}"] = [int(v) for v in np.unique(np.concatenate(columns))]
@@ -60,7 +59,7 @@ class Encoding:
         family = self.space.families[f]
         digits: list[int] = []
         for i, (table, rows) in enumerate(zip(family.tables, self._rows[f], strict=True)):
-            phases = [phase for phase in PHASES if _pool(family, phase) == i]
+            phases = [phase for phase in self.space.slots if _pool(family, phase) == i]
             values = tuple(_nearest(field, chosen[_source(phases, field)], table[field]) for field in POOL_FIELDS)
             if values not in rows:
                 return None
@@ -75,15 +74,15 @@ class Encoding:
         columns = self.space.columns(np.array([candidate]))
         f = int(columns["family"][0])
         values: dict[str, Any] = {"topology": self._choices["topology"][f]}
-        for phase in PHASES:
+        for phase in self.space.slots:
             values |= {f"{phase}.{field}": int(columns[f"{phase}_{field}"][0]) for field in POOL_FIELDS}
         values |= {axis: int(columns["link" if axis == "links" else axis][0]) for axis in AXES}
         return {name: value for name, value in values.items() if len(self._choices[name]) > 1}
 
 
-def _pool(family: Family, phase: str) -> int:
-    """Number of the pool that a phase's attention stands in."""
-    return family.topology.labels[STAGES.index(f"{phase}_attention")]
+def _pool(family: Family, slot: str) -> int:
+    """Number of the pool that a slot's stage stands in."""
+    return family.topology.labels[COLUMNS.index(slot)]
 
 
 def _source(phases: list[str], field: str) -> str:

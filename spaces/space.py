@@ -6,7 +6,7 @@ the struct of arrays that `evaluate` takes; nothing is held in memory beyond the
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from breakeven.models.architecture import Architecture
 from breakeven.models.deployment import STAGE_FIELDS, Deployment, Stage
 from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.tiers import Stack
-from breakeven.models.topology import STAGES, TOPOLOGIES, Topology
+from breakeven.models.topology import COLUMNS, STAGES, Topology, topology
 
 ROUTING = ("affinity", "balanced")
 POOL_FIELDS = (
@@ -109,11 +109,12 @@ class Family:
     tiers: np.ndarray
     links: np.ndarray
     routing: np.ndarray  # 0 affinity, 1 balanced
+    micro_batches: np.ndarray  # in flight between attention and feed-forward pools; 1 where there are none
 
     @property
     def radices(self) -> tuple[int, ...]:
         pools = tuple(len(table["replicas"]) for table in self.tables)
-        return (*pools, len(self.kv), len(self.tiers), len(self.links), len(self.routing))
+        return (*pools, len(self.kv), len(self.tiers), len(self.links), len(self.routing), len(self.micro_batches))
 
     @property
     def size(self) -> int:
@@ -143,23 +144,41 @@ class Space:
         """Number of the family each candidate belongs to."""
         return np.searchsorted(self.offsets, ids, side="right") - 1
 
+    @cached_property
+    def slots(self) -> tuple[str, ...]:
+        """Columns of pools: those of prefill and decode attention, and where some family has feed-forward layers apart,
+        those of theirs."""
+        apart = {
+            "prefill_ffn": any(f.topology.prefill_apart for f in self.families),
+            "decode_ffn": any(f.topology.decode_apart for f in self.families),
+        }
+        return tuple(name for name in COLUMNS[1:] if apart.get(name, True))
+
+    @property
+    def apart(self) -> bool:
+        """Whether some candidate's attention stands apart from its feed-forward layers."""
+        return len(self.slots) > 2
+
     def columns(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Choices of candidates as numbers: family, kv, link, routing, and each pool field by phase."""
+        """Choices of candidates as numbers: family, kv, link, routing, and each pool field by slot."""
         ids = np.asarray(ids, np.int64)
         out: dict[str, np.ndarray] = {"family": self.family(ids)}
-        phases = [f"{phase}_{name}" for phase in ("prefill", "decode") for name in POOL_FIELDS]
-        out |= {name: np.zeros(len(ids), np.int64) for name in ("kv", "tiers", "link", "routing", *phases)}
+        fields = [f"{slot}_{name}" for slot in self.slots for name in POOL_FIELDS]
+        joint = ("kv", "tiers", "link", "routing", "micro_batches")
+        out |= {name: np.zeros(len(ids), np.int64) for name in (*joint, *fields)}
         for f, family in enumerate(self.families):
             here = np.flatnonzero(out["family"] == f)
             if not len(here):
                 continue
-            *pools, kv, tiers, link, routing = family.digits(ids[here] - self.offsets[f])
+            *pools, kv, tiers, link, routing, parts = family.digits(ids[here] - self.offsets[f])
             out["kv"][here], out["tiers"][here] = family.kv[kv], family.tiers[tiers]
             out["link"][here] = family.links[link]
             out["routing"][here] = family.routing[routing]
-            for phase, digit, table in _phases(family, pools):
+            out["micro_batches"][here] = family.micro_batches[parts]
+            for slot in self.slots:
+                pool = family.topology.labels[COLUMNS.index(slot)]
                 for name in POOL_FIELDS:
-                    out[f"{phase}_{name}"][here] = table[name][digit]
+                    out[f"{slot}_{name}"][here] = family.tables[pool][name][pools[pool]]
         return out
 
     def deployment(self, ids: np.ndarray) -> Deployment:
@@ -170,13 +189,19 @@ class Space:
         stages = {}
         for s, stage in enumerate(STAGES):
             phase = "decode" if stage.startswith("decode") else "prefill"
-            stages[stage] = _stage({n: c[f"{phase}_{n}"] for n in POOL_FIELDS}, labels[:, s], chunked)
+            slot = COLUMNS[s] if COLUMNS[s] in self.slots else phase
+            stages[stage] = _stage({n: c[f"{slot}_{n}"] for n in POOL_FIELDS}, labels[:, s], chunked)
+        activations = {}
+        if self.apart:
+            activations["activation_link"] = jnp.asarray(c["link"], jnp.int32)
+            activations["micro_batches"] = jnp.asarray(c["micro_batches"], jnp.float32)
         return Deployment(
             **stages,
             kv=jnp.asarray(c["kv"], jnp.int32),
             kv_tiers=jnp.asarray(c["tiers"], jnp.int32),
             link=jnp.asarray(c["link"], jnp.int32),
             balanced=jnp.asarray(c["routing"], jnp.float32),
+            **activations,
         )
 
     def frame(self, ids: np.ndarray) -> pd.DataFrame:
@@ -187,15 +212,17 @@ class Space:
         out: dict[str, object] = {"candidate": np.asarray(ids, np.int64)}
         out["topology"] = _named(c["family"], topologies)
         named = {"accelerator": self.names.accelerator_ids, "weights": self.names.weights}
-        for phase in ("prefill", "decode"):
+        for slot in self.slots:
             for name in POOL_FIELDS:
-                values = c[f"{phase}_{name}"]
+                values = c[f"{slot}_{name}"]
                 flagged = values > 0 if name == "expert_parallel" else values
-                out[f"{phase}_{name}"] = _named(values, named[name]) if name in named else flagged
+                out[f"{slot}_{name}"] = _named(values, named[name]) if name in named else flagged
         out["kv"] = _named(c["kv"], self.names.kv)
         out["kv_tiers"] = _named(c["tiers"], [stack.id for stack in self.names.tiers])
         out["link"] = _named(np.where(split, c["link"] + 1, 0), ["", *[link.id for link in self.names.links]])
         out["routing"] = _named(c["routing"], ROUTING)
+        if self.apart:
+            out["micro_batches"] = c["micro_batches"]
         return pd.DataFrame(out)
 
     def blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -209,14 +236,6 @@ def _named(codes: np.ndarray, names: Sequence[str]) -> pd.Categorical:
     unique = list(dict.fromkeys(names))
     codes = np.array([unique.index(name) for name in names], np.int64)[codes]
     return pd.Categorical.from_codes(codes, categories=unique)  # type: ignore[arg-type]
-
-
-def _phases(family: Family, digits: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray, dict[str, np.ndarray]]]:
-    """(phase, digit, table) of prefill and decode: the pools that their attention stands in."""
-    labels = family.topology.labels
-    for phase in ("prefill", "decode"):
-        pool = labels[STAGES.index(f"{phase}_attention")]
-        yield phase, digits[pool], family.tables[pool]
 
 
 def _stage(pool: dict[str, np.ndarray], label: np.ndarray, chunked: np.ndarray) -> Stage:
@@ -236,13 +255,12 @@ class Domains:
     """What a study allows: topologies, the choices of each phase's pool, and what joins the pools."""
 
     topologies: tuple[str, ...]
-    shared: PoolDomain  # pools that prefill and decode
-    prefill: PoolDomain
-    decode: PoolDomain
+    pool: Callable[[Topology, int], PoolDomain]  # the choices of a topology's pool
     kv: tuple[str, ...]
     links: tuple[str, ...]
     kv_tiers: tuple[str, ...] = ("none",)
     routing: tuple[str, ...] = ("affinity",)
+    micro_batches: tuple[int, ...] = (2,)
 
 
 def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
@@ -253,23 +271,28 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
     routing = np.array([ROUTING.index(r) for r in domains.routing])
     all_links = np.array([[link.id for link in names.links].index(name) for name in domains.links])
     for name in domains.topologies:
-        topology = TOPOLOGIES[name]
-        split = len(topology.pools) > 1
-        pools = (domains.prefill, domains.decode) if split else (domains.shared,)
+        chosen = topology(name)
+        apart = chosen.prefill_apart or chosen.decode_apart
         tables = tuple(
-            pool_table(_effective(d, role), names, llm) for d, role in zip(pools, topology.pools, strict=True)
+            pool_table(_effective(domains.pool(chosen, i), chosen.stages(i)), names, llm)
+            for i in range(len(chosen.pools))
         )
-        families.append(Family(topology, tables, kv, tiers, all_links if split else all_links[:1], routing))
+        links = all_links if len(chosen.pools) > 1 else all_links[:1]
+        parts = np.array(domains.micro_batches if apart else (1,))
+        families.append(Family(chosen, tables, kv, tiers, links, routing, parts))
     return Space(tuple(families), names)
 
 
-def _effective(domain: PoolDomain, role: str) -> PoolDomain:
-    """A prefill pool has no decode batch, a decode pool no token budget."""
+def _effective(domain: PoolDomain, stages: tuple[str, ...]) -> PoolDomain:
+    """Choices without effect at their first value: a pool without decode attention has no decode batch, one that does
+    not prefill no token budget, one without feed-forward layers no experts to spread."""
     values = dict(domain.__dict__)
-    if role == "prefill":
+    if "decode_attention" not in stages:
         values["max_batch"] = domain.max_batch[:1]
-    if role == "decode":
+    if not any(stage.startswith("prefill") for stage in stages):
         values["token_budget"] = domain.token_budget[:1]
+    if not any(stage.endswith("ffn") for stage in stages):
+        values["expert_parallel"] = (False,)
     return PoolDomain(**values)
 
 

@@ -16,11 +16,11 @@ import yaml
 from breakeven.models.hardware import accelerator, link
 from breakeven.models.inputs import InputError, known_fields, pick
 from breakeven.models.tiers import stack
-from breakeven.models.topology import TOPOLOGIES
+from breakeven.models.topology import COLUMNS, TOPOLOGIES, Topology, topology
 from breakeven.spaces.space import POOL_FIELDS
 from breakeven.studies.recorded import is_file
 from breakeven.studies.schema import read_yaml
-from breakeven.studies.study import Study
+from breakeven.studies.study import ROLES, Study
 
 BEST, FRONT, FAMILIES, RECORD = "best.yaml", "front.csv", "families.csv", "study.json"
 _JUDGED_BY = (
@@ -39,7 +39,7 @@ _JUDGED_BY = (
     "power",
     "economics",
 )
-_JOINT = ("topology", "kv", "kv_tiers", "link", "routing")
+_JOINT = ("topology", "kv", "kv_tiers", "link", "routing", "micro_batches")
 _DEFINED = ("accelerators", "links", "kv_tiers")
 _EXPECTED = ("expected_cost_per_hour_usd", "expected_slo_attainment")
 
@@ -87,12 +87,21 @@ def choices(row: Mapping[str, Any]) -> dict[str, Any]:
     def pool(phase: str) -> dict[str, Any]:
         return {name: _plain(row[f"{phase}_{name}"]) for name in POOL_FIELDS}
 
-    topology = TOPOLOGIES[row["topology"]]
-    phases = ("prefill", "decode") if len(topology.pools) > 1 else ("prefill",)
-    found: dict[str, Any] = {"topology": topology.name}
-    found |= {name: pool(phase) for name, phase in zip(topology.pools, phases, strict=True)}
+    chosen = topology(row["topology"])
+    found: dict[str, Any] = {"topology": chosen.name}
+    found |= {name: pool(slot) for name, slot in zip(chosen.pools, pool_slots(chosen), strict=True)}
     found |= {"kv": row["kv"], "kv_tiers": row["kv_tiers"], "routing": row["routing"]}
-    return found | ({"link": row["link"]} if len(topology.pools) > 1 else {})
+    if chosen.prefill_apart or chosen.decode_apart:
+        found["micro_batches"] = _plain(row["micro_batches"])
+    return found | ({"link": row["link"]} if len(chosen.pools) > 1 else {})
+
+
+def pool_slots(chosen: Topology) -> list[str]:
+    """The column of front.csv that each pool of a topology stands under, that of an attention stage first."""
+    order = ("prefill", "decode", "prefill_ffn", "decode_ffn", "encode")
+    return [
+        next(slot for slot in order if chosen.labels[COLUMNS.index(slot)] == pool) for pool in range(len(chosen.pools))
+    ]
 
 
 def deployment_yaml(study: Study, row: Mapping[str, Any]) -> str:
@@ -109,7 +118,7 @@ def deployment_yaml(study: Study, row: Mapping[str, Any]) -> str:
 
 def _definitions(space: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Accelerators, links and tiers of KV cache that the study itself defines, anywhere in its space."""
-    pools = [space, *[space.get(role) or {} for role in ("shared", "prefill", "decode")]]
+    pools = [space, *[space.get(role) or {} for role in ROLES], *(space.get("pools") or {}).values()]
     found: dict[str, list[Any]] = {kind: [] for kind in _DEFINED}
     for pool in pools:
         for kind, rows in found.items():
@@ -124,14 +133,18 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
     """The study whose space is this one deployment."""
     if not isinstance(deployment, Mapping):
         raise InputError("deployment", deployment, "a mapping: topology, its pools, kv, link, routing", file)
-    name = pick("deployment.topology", deployment.get("topology"), TOPOLOGIES)
-    topology = TOPOLOGIES[name]
-    known_fields(deployment, (*_JOINT, *topology.pools, *_EXPECTED), "deployment")
+    name = str(deployment.get("topology"))
+    try:
+        chosen_topology = topology(name)
+    except KeyError:
+        pick("deployment.topology", deployment.get("topology"), TOPOLOGIES)
+        raise
+    known_fields(deployment, (*_JOINT, *chosen_topology.pools, *_EXPECTED), "deployment")
     own = {accelerator(spec).id: spec for spec in definitions.get("accelerators", [])}
     links = {link(spec).id: spec for spec in definitions.get("links", [])}
     tiers = {stack(spec).id: spec for spec in definitions.get("kv_tiers", [])}
     space: dict[str, Any] = {"topologies": [name]}
-    for pool in topology.pools:
+    for pool in chosen_topology.pools:
         given = deployment.get(pool)
         if not isinstance(given, Mapping):
             raise InputError(f"deployment.{pool}", given, f"a mapping of {', '.join(POOL_FIELDS)}", file)
@@ -139,7 +152,7 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
         chosen = {key: value for key, value in given.items() if key != "accelerator"}
         kind = given.get("accelerator")
         chosen["accelerators"] = [own.get(kind, kind) if isinstance(kind, str) else kind]
-        space["shared" if pool == "pool" else pool] = chosen
+        space.setdefault("pools", {})[pool] = chosen
     for key, field, own_rows in (
         ("kv", "kv", {}),
         ("kv_tiers", "kv_tiers", tiers),
@@ -150,7 +163,7 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
             space[field] = [own_rows.get(deployment[key], deployment[key])]
     data = {key: value for key, value in judged.items() if key in _JUDGED_BY}
     if isinstance(data.get("catalog"), Mapping):
-        kinds = [deployment[pool].get("accelerator") for pool in topology.pools]
+        kinds = [deployment[pool].get("accelerator") for pool in chosen_topology.pools]
         data["catalog"] = _used(data["catalog"], kinds, deployment.get("link"))
     return Study.parse({**data, "space": space}, file)
 

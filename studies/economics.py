@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from breakeven.models.business_case import ApiCase, Horizon, SplitCase, api_case, split_case
-from breakeven.models.topology import TOPOLOGIES
+from breakeven.models.topology import topology
 from breakeven.studies.study import Study
 from breakeven.studies.words import duration, usd
 
@@ -27,7 +27,7 @@ OF_A_SESSION = (
 
 def is_split(row: Row) -> bool:
     """Whether a deployment has more than one pool."""
-    return len(TOPOLOGIES[row["topology"]].pools) > 1
+    return len(topology(row["topology"]).pools) > 1
 
 
 def split_against_joint(study: Study, families: Sequence[Row]) -> SplitCase | None:

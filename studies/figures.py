@@ -1,5 +1,6 @@
 """What all pictures share: a style, a line that says what made them, and PNG and SVG of each."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,8 +30,10 @@ def style() -> Iterator[None]:
 
 
 def topology_colours() -> dict[str, Any]:
-    """A colour per topology, the same in every picture, distinguishable by the colour-blind."""
-    return dict(zip(TOPOLOGIES, sns.color_palette("colorblind", len(TOPOLOGIES)), strict=True))
+    """A colour per topology, the same in every picture, distinguishable by the colour-blind; one for all without a
+    name."""
+    palette = sns.color_palette("colorblind", len(TOPOLOGIES) + 1)
+    return defaultdict(lambda: palette[-1], zip(TOPOLOGIES, palette[:-1], strict=True))
 
 
 def save(figure: Figure, path: Path, note: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from breakeven.models.inputs import InputError
-from breakeven.models.topology import TOPOLOGIES
+from breakeven.models.topology import topology
 from breakeven.optimizer.evaluator import DOUBTS, Evaluator
 from breakeven.optimizer.optima import SAME, Optimizer, Optimum, Scenario, probe, shortlist
 from breakeven.optimizer.search import Progress
@@ -29,8 +29,8 @@ def workers() -> int:
     return min(here, 8)
 
 
-def is_split(topology: str) -> bool:
-    return len(TOPOLOGIES[topology].pools) > 1
+def is_split(name: str) -> bool:
+    return len(topology(name).pools) > 1
 
 
 def scenario(study: Study) -> Scenario:

@@ -11,7 +11,7 @@ import numpy as np
 from breakeven.models.hardware import Accelerator
 from breakeven.models.inputs import InputError
 from breakeven.models.support import PoolNeeds
-from breakeven.models.topology import TOPOLOGIES
+from breakeven.models.topology import topology
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.result import describe, records
 
@@ -78,11 +78,11 @@ def plan(deployed: Deployed) -> Plan:
     row = records(study.space.frame(np.array([0], np.int64)))[0]
     chosen = choices(row)
     pools = {name: pool for name, pool in chosen.items() if isinstance(pool, Mapping)}
-    topology = TOPOLOGIES[row["topology"]]
+    chosen_topology = topology(row["topology"])
     if not set(pools) <= {"pool", "prefill", "decode"}:
         roles = ", ".join(pools)
         raise InputError(
-            "deployment.topology", topology.name, f"launch files exist for shared and pd pools, not {roles}"
+            "deployment.topology", chosen_topology.name, f"launch files exist for shared and pd pools, not {roles}"
         )
     known = re.search(r"config\.json of (\S+/\S+)", study.architecture.source)
     kinds = {a.id: a for a in study.accelerators}
@@ -91,12 +91,12 @@ def plan(deployed: Deployed) -> Plan:
         name=re.sub(r"[^a-z0-9]+", "-", study.written.name.lower()).strip("-") or "breakeven",
         title=describe(row),
         model=known[1].rstrip(",;.") if known else study.architecture.name,
-        topology=topology.name,
+        topology=chosen_topology.name,
         pools=tuple(_pool(name, pool, kinds) for name, pool in pools.items()),
         kv=str(row["kv"]),
         link=str(row["link"]),
         sticky=row["routing"] == "affinity",
-        chunked=topology.chunked,
+        chunked=chosen_topology.chunked,
         offload_bytes=tiers[0].capacity_bytes if tiers else 0.0,
         deeper_tiers=tuple(tier.id for tier in tiers[1:]),
         context=math.ceil(float(np.asarray(study.workload.max_tokens)) / 1024.0) * 1024,

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from breakeven.models.topology import topology
 from breakeven.optimizer.evaluator import REASONS, Evaluator, doubts, reasons
 from breakeven.optimizer.quality import History
 from breakeven.optimizer.search import Found
 from breakeven.optimizer.uncertainty import risk
 from breakeven.optimizer.verify import Verification
 from breakeven.studies.decision import decision
-from breakeven.studies.deployment_file import BEST, FAMILIES, FRONT, RECORD, anchored, deployment_yaml
+from breakeven.studies.deployment_file import BEST, FAMILIES, FRONT, RECORD, anchored, deployment_yaml, pool_slots
 from breakeven.studies.economics import economics, sentences
 from breakeven.studies.study import Study
 
@@ -47,9 +48,7 @@ def describe(row: Row) -> str:
         hardware = f"{row[f'{phase}_replicas']} × {row[f'{phase}_accelerator']} {' '.join(ranks)}"
         return f"{hardware} {row[f'{phase}_weights']}"
 
-    if row["link"]:
-        return f"{pool('prefill')} → {pool('decode')}"
-    return pool("prefill")
+    return " → ".join(pool(slot) for slot in pool_slots(topology(row["topology"])))
 
 
 def table(evaluator: Evaluator, ids: np.ndarray) -> pd.DataFrame:

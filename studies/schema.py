@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from breakeven.models.inputs import InputError
-from breakeven.models.topology import TOPOLOGIES
+from breakeven.models.topology import PLAIN
 from breakeven.optimizer.front import OBJECTIVES
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -66,9 +66,11 @@ class PoolChoices(_Strict):
 
 
 class SpaceChoices(PoolChoices):
-    """What may be chosen; `prefill` and `decode` override the choices of split pools, `shared` of joint ones."""
+    """What may be chosen. `prefill` and `decode` override the choices of pools that do one of them, `shared` of those
+    that do both, `attention` and `ffn` of pools of one side, `pools` those of a pool by its name."""
 
-    topologies: Names = Field(default_factory=lambda: list(TOPOLOGIES))
+    topologies: Names = Field(default_factory=lambda: list(PLAIN))
+    micro_batches: Counts = Field(default_factory=lambda: [1, 2, 3])
     kv: Names = "bf16"
     kv_tiers: Named = "none"
     links: Named = "ib-ndr-400"
@@ -76,6 +78,9 @@ class SpaceChoices(PoolChoices):
     shared: PoolChoices = PoolChoices()
     prefill: PoolChoices = PoolChoices()
     decode: PoolChoices = PoolChoices()
+    attention: PoolChoices = PoolChoices()
+    ffn: PoolChoices = PoolChoices()
+    pools: dict[str, PoolChoices] = Field(default_factory=dict)
 
 
 class BoundFields(_Strict):

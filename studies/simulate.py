@@ -71,7 +71,9 @@ def simulate_deployment(
 
 
 def fitting(ready: Ready, title: str) -> Ready:
-    """The candidate, if its weights and the longest sequence fit. Raises InputError."""
+    """The candidate, if its weights and the longest sequence fit and each phase has one pool. Raises InputError."""
+    if ready["doubt_sides_apart"]:
+        raise InputError("deployment", title, "a topology whose attention and feed-forward layers share a pool")
     if not ready.fits:
         reason = table(ready.simulator.evaluator, np.array([0], np.int64))["reason"].iloc[0]
         raise InputError("deployment", title, f"one that fits: {reason}")

@@ -23,7 +23,7 @@ from breakeven.models.prices import Prices, read_skypilot
 from breakeven.models.sessions import SessionSpec, sample_sessions, session_spec
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
 from breakeven.models.tiers import stack
-from breakeven.models.topology import TOPOLOGIES
+from breakeven.models.topology import ANY, TOPOLOGIES, Topology, any_topology, topology
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.simulator import Simulator
@@ -59,6 +59,25 @@ def _listed(value: Any) -> list[Any]:
     if isinstance(value, Range):
         return value.values()
     return list(value) if isinstance(value, list) else [value]
+
+
+ROLES = ("shared", "prefill", "decode", "attention", "ffn")
+
+
+def roles(stages: Sequence[str]) -> list[str]:
+    """Whose choices a pool of these stages takes, most particular first."""
+    sides = {stage.rpartition("_")[2] for stage in stages if stage != "encode"}
+    phases = {stage.partition("_")[0] for stage in stages if stage != "encode"}
+    side = [side for side in ("attention", "ffn") if sides == {side}]
+    return side + ([phases.pop()] if len(phases) == 1 else [] if side else ["shared"])
+
+
+def _topology(field: str, name: str) -> Topology:
+    try:
+        return topology(name)
+    except KeyError:
+        pick(field, name, [*TOPOLOGIES, ANY, "or its pools, as E PA PF | DA | DF"])
+        raise
 
 
 def _unique(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -146,7 +165,8 @@ class Study:
 
     def _overrides(self) -> list[tuple[str, PoolChoices]]:
         space = self.written.space
-        return [(f"space.{role}", getattr(space, role)) for role in ("shared", "prefill", "decode")]
+        roles = [(f"space.{role}", getattr(space, role)) for role in ROLES]
+        return roles + [(f"space.pools.{name}", choices) for name, choices in space.pools.items()]
 
     @cached_property
     def names(self) -> Names:
@@ -166,15 +186,18 @@ class Study:
         tiers = [stack(spec, f"space.kv_tiers.{i}") for i, spec in enumerate(_listed(space.kv_tiers))]
         return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers))
 
-    def _pool_domain(self, role: str) -> PoolDomain:
-        space = self.written.space
-        own: PoolChoices = getattr(space, role)
-        values: dict[str, Any] = {}
-        for name in (*_COUNTS, "expert_parallel", "weights"):
-            chosen = getattr(own, name) if getattr(own, name) is not None else getattr(space, name)
-            if chosen is not None:
-                values[name] = _unique(_listed(chosen))
-        specs = own.accelerators if own.accelerators is not None else space.accelerators
+    def _pool_domain(self, topology: Topology, pool: int) -> PoolDomain:
+        """The choices of a pool: its own by name, then those of its side and its phase, then the space's."""
+        space, name = self.written.space, topology.pools[pool]
+        own = [space.pools[name]] if name in space.pools else []
+        chain: list[PoolChoices] = [*own, *[getattr(space, role) for role in roles(topology.stages(pool))], space]
+
+        def first(field: str) -> Any:
+            return next((getattr(c, field) for c in chain if getattr(c, field) is not None), None)
+
+        fields = (*_COUNTS, "expert_parallel", "weights")
+        values = {name: _unique(_listed(first(name))) for name in fields if first(name) is not None}
+        specs = first("accelerators")
         if specs is None:
             specs = [a.id for a in self.accelerators]
         ids = _unique([accelerator(spec).id for spec in _listed(specs)])
@@ -183,24 +206,27 @@ class Study:
     @cached_property
     def space(self) -> Space:
         choices = self.written.space
-        topologies = _unique(_listed(choices.topologies))
-        for i, name in enumerate(topologies):
-            pick(f"space.topologies.{i}", name, TOPOLOGIES)
+        named = _listed(choices.topologies)
+        topologies = [_topology(f"space.topologies.{i}", name) for i, name in enumerate(named) if name != ANY]
+        if ANY in named:
+            topologies += any_topology()
+        pools = {name for chosen in topologies for name in chosen.pools}
+        for name in choices.pools:
+            pick(f"space.pools.{name}", name, sorted(pools))
         for i, name in enumerate(_listed(choices.routing)):
             pick(f"space.routing.{i}", name, ROUTING)
         domains = Domains(
-            topologies=topologies,
-            shared=self._pool_domain("shared"),
-            prefill=self._pool_domain("prefill"),
-            decode=self._pool_domain("decode"),
+            topologies=_unique([chosen.name for chosen in topologies]),
+            pool=self._pool_domain,
             kv=_unique(_listed(choices.kv)),
             links=_unique([row.id for row in self.names.links]),
             kv_tiers=_unique([row.id for row in self.names.tiers]),
             routing=_unique(_listed(choices.routing)),
+            micro_batches=_unique(_listed(choices.micro_batches)),
         )
         space = build_space(domains, self.names, self.architecture)
         if space.size == 0:
-            rule = first_broken_rule(domains.shared, self.names, self.architecture)
+            rule = first_broken_rule(self._pool_domain(topologies[0], 0), self.names, self.architecture)
             raise InputError("space", "empty", f"no configuration is valid; most break: {rule}")
         return self._deployable(space) if self.written.limits.deployable == "today" else space
 

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from breakeven.models.topology import TOPOLOGIES
+from breakeven.models.topology import topology
 from breakeven.studies.figures import legend_below, made_by, plt, save, short, style, topology_colours
 
 MOST_ROWS = 6  # combinations of the further fields
@@ -110,7 +110,7 @@ def _pools(axes: Axes, frame: pd.DataFrame) -> None:
     axes.set_ylabel("accelerators of the cheapest")
     if best.empty:
         return
-    split = best["topology"].map(lambda name: len(TOPOLOGIES[name].pools) > 1).to_numpy(bool)
+    split = best["topology"].map(lambda name: len(topology(name).pools) > 1).to_numpy(bool)
     sizes = {
         phase: best[[f"{phase}_{n}" for n in ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel")]]
         .astype(float)

@@ -106,3 +106,26 @@ def test_padding_and_order_change_no_candidate(study, some):
         for field in dataclasses.fields(getattr(alone, name)):
             values = getattr(getattr(batch, name), field.name)
             assert values[-1] == getattr(getattr(alone, name), field.name)[0]
+
+
+def test_pools_of_one_side_have_columns_and_choices_of_their_own(make_study):
+    """AFD beside PD: three pools, the feed-forward one of another kind; a row reads back as the same deployment."""
+    made = make_study(
+        topologies=["pd", "afd"], ffn={"accelerators": ["b200-sxm"], "replicas": [1, 2]}, micro_batches=[2, 3]
+    )
+    pd, afd = made.space.families
+    assert [len(f.tables) for f in (pd, afd)] == [2, 3] and pd.micro_batches.tolist() == [1]
+    assert made.space.slots == ("prefill", "decode", "decode_ffn")
+    ids = np.array([0, int(made.space.offsets[1]), made.space.size - 1])
+    frame, deployment = made.space.frame(ids), made.space.deployment(ids)
+    assert frame["decode_ffn_accelerator"].tolist()[1:] == ["b200-sxm"] * 2
+    assert frame["micro_batches"].tolist() == [1, 2, 3]
+    labels = np.stack([np.asarray(stage.pool) for stage in deployment.stages], 1)
+    assert labels.tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 1, 2], [0, 0, 0, 1, 2]]
+    assert np.asarray(deployment.decode_ffn.replicas).tolist()[1:] == [1.0, 2.0]
+
+
+def test_any_topology_is_every_partition_whose_encoder_prefills(make_study):
+    made = make_study(topologies="any", tensor_parallel=8, replicas=1, max_batch=64, token_budget=2048)
+    assert len(made.space.families) == 16
+    assert len({f.topology.labels for f in made.space.families}) == 15

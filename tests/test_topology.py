@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakeven.models.serving import evaluate
-from breakeven.models.topology import STAGES, TOPOLOGIES, all_partitions, partition
+from breakeven.models.topology import STAGES, TOPOLOGIES, all_partitions, any_topology, partition, topology
 
 labels = st.lists(st.integers(0, 9), min_size=5, max_size=5)
 
@@ -47,9 +47,9 @@ def test_a_partition_labels_five_stages():
 
 
 def test_named_topologies_are_partitions_with_a_name_per_pool():
-    for topology in TOPOLOGIES.values():
-        assert partition(topology.labels) == topology.labels
-        assert len(topology.pools) == len(set(topology.labels))
+    for named in TOPOLOGIES.values():
+        assert partition(named.labels) == named.labels
+        assert len(named.pools) == len(set(named.labels))
 
 
 def relabel(deployment, mapping):
@@ -68,3 +68,13 @@ def test_the_model_sees_which_stages_share_and_no_names(study, deployment):
     ]
     for a, b in zip(*outcomes, strict=True):
         assert np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
+
+
+def test_topologies_by_name_and_by_pools():
+    """The written form of a partition is that of its named topology, whatever the order."""
+    assert topology("DF | DA | E PA PF") is TOPOLOGIES["afd"]
+    other = topology("E PA | PF DF | DA")
+    assert other.labels == (0, 0, 1, 2, 1) and topology(other.name) == other
+    with pytest.raises(KeyError):
+        topology("E PA | PF DF")
+    assert len(any_topology()) == 16 and len({t.name for t in any_topology()}) == 16
