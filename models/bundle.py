@@ -251,11 +251,12 @@ def _critical(machine: Bundle, split: Apart, parts: _Parts) -> Critical:
     return Critical(*(jnp.where(apart, x, y) for x, y in zip((*weights, 2.0 * chain), together, strict=True)))
 
 
-def _passed(weight: Critical, split: Apart, sides: tuple[StepTime, StepTime], way: tuple[Array, Array]) -> StepTime:
-    """The parts of a step, each as often as it counts."""
-    found = sides[0].scaled(weight.attention).plus(sides[1].scaled(weight.ffn))
+def _counted(
+    weight: Critical, split: Apart, sides: tuple[StepTime, StepTime], way: tuple[Array, Array]
+) -> tuple[StepTime, StepTime]:
+    """Each side of a step as often as it counts, the way between them with the feed-forward side."""
     moved_s = weight.dispatch * way[0] + weight.combine * way[1] + weight.handoff * split.handoff_s
-    return found._replace(transfer_s=moved_s)
+    return sides[0].scaled(weight.attention), sides[1].scaled(weight.ffn)._replace(transfer_s=moved_s)
 
 
 class _Decode(NamedTuple):
@@ -292,9 +293,20 @@ def decode_step(machine: Bundle, llm: LLM, batch: Array, context: Array) -> Step
     if split is None:
         tokens = batch / machine.pipeline_parallel
         return decode_time(machine.engine, llm, tokens, tokens / machine.data_parallel, context)
+    attention, ffn = decode_sides(machine, llm, batch, context)
+    return attention.plus(ffn)
+
+
+def decode_sides(machine: Bundle, llm: LLM, batch: Array, context: Array) -> tuple[StepTime, StepTime]:
+    """(attention, feed-forward layers with the activations' way to them) of `decode_step`, as far as each counts."""
+    split = machine.split
+    if split is None:
+        tokens = batch / machine.pipeline_parallel
+        given = llm, tokens, tokens / machine.data_parallel, context
+        return decode_time(machine.attention, *given), decode_time(machine.ffn, *given)
     found = _decode_apart(machine, split, llm, batch, context)
     weight = _critical(machine, split, found.parts)
-    return _passed(weight, split, (found.attention, found.ffn), found.way)
+    return _counted(weight, split, (found.attention, found.ffn), found.way)
 
 
 def decode_step_s(machine: Bundle, llm: LLM, batch: Array, context: Array) -> tuple[Array, Array]:
@@ -313,6 +325,7 @@ class PrefillTime(NamedTuple):
     """Prefill of calls by a bundle, (n, nodes) unless said."""
 
     alone: StepTime  # while nothing else is prefilled; through one group of a pipeline
+    sides: tuple[StepTime, StepTime]  # of it attention, and feed-forward layers with the activations' way to them
     busy_s: Array  # while all the bundle's `ways` prefill: what it can sustain
     attention_s: Array  # that its attention engine works on it (with the other side, where one engine does both)
     ffn_s: Array  # that all feed-forward engines of the bundle work on it
@@ -333,10 +346,12 @@ def prefill_call(
     chunks, split = prefill_chunks(tokens, token_budget[:, None]), wide.split
     if split is not None:
         return _prefill_apart(machine, wide, split, llm, tokens, pairs, context, chunks)
-    alone = prefill_time(wide.engine, llm, tokens, tokens, pairs, context, chunks)
+    given = llm, tokens, tokens, pairs, context, chunks
+    alone = prefill_time(wide.engine, *given)
+    sides = prefill_time(wide.attention, *given), prefill_time(wide.ffn, *given)
     one = jnp.ones_like(machine.count)
     marginal = prefill_marginal(machine.engine, llm, one, one)
-    return PrefillTime(alone, alone.total_s, alone.total_s, alone.total_s, *marginal)
+    return PrefillTime(alone, sides, alone.total_s, alone.total_s, alone.total_s, *marginal)
 
 
 def _prefill_apart(
@@ -360,7 +375,8 @@ def _prefill_apart(
     weight = _critical(wide, split, parts)
     after_another = jnp.where(apart, 1.0 / split.micro_batches, 1.0)  # share of all passes
     weight = Critical(*(x * after_another for x in weight[:4]), handoff=weight.handoff * chunks)
-    alone = _passed(weight, split, (attention, ffn), way)
+    sides = _counted(weight, split, (attention, ffn), way)
+    alone = sides[0].plus(sides[1])
     ffn_s = ffn.total_s / split.ffn_pipeline
     contended_s = wide.ways * jnp.maximum(ffn_s, jnp.maximum(*shared))
     busy_s = jnp.where(apart, jnp.maximum(alone.total_s, contended_s), alone.total_s)
@@ -369,7 +385,7 @@ def _prefill_apart(
     )
     assert machine.split is not None
     marginal = _marginal(machine, machine.split, llm, *last)
-    return PrefillTime(alone, busy_s, attention.total_s / wide.pipeline_parallel, ffn_s, *marginal)
+    return PrefillTime(alone, sides, busy_s, attention.total_s / wide.pipeline_parallel, ffn_s, *marginal)
 
 
 def _marginal(

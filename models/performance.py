@@ -215,9 +215,13 @@ def _bundles(resolved: Resolved, catalog: Catalog, sharing: Sharing, context_sd:
 
 def coefficients(resolved: Resolved, catalog: Catalog) -> tuple[StageCoefficients, StageCoefficients]:
     """(prefill, decode): step coefficients of their attention and feed-forward stages, at the pace measured locally."""
-    machines = _bundles(resolved, catalog, _sharing(resolved), jnp.zeros_like(resolved.balanced))
-    prefill, decode = ((machine.attention, machine.ffn) for machine in machines)
+    prefill, decode = ((machine.attention, machine.ffn) for machine in machines(resolved, catalog))
     return prefill, decode
+
+
+def machines(resolved: Resolved, catalog: Catalog, context_sd: Array | float = 0.0) -> tuple[Bundle, Bundle]:
+    """(of prefill, of decode): what each phase runs on, for sequences whose lengths have that standard deviation."""
+    return _bundles(resolved, catalog, _sharing(resolved), context_sd * jnp.ones_like(resolved.balanced))
 
 
 def _held_share(sharing: Sharing, hit: PrefillNodes, time: PrefillTime, machine: Bundle) -> Array:

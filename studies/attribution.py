@@ -5,25 +5,20 @@ rows and sums to what the model says. So the difference of two bills is exact:
 
     net benefit = gains of the stages - communication - complexity.
 
-An accelerator's dollars go to the stages by the share of time that its pool works on each, the rest to head room.
+An accelerator's dollars go to the stages by the share of time that each holds its pool, the rest to head room. Where
+attention and feed-forward layers stand in two pools, a step holds both, and its time goes to what is busiest.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from breakeven.models.performance import Performance, coefficients, performance
-from breakeven.models.steps import (
-    Coefficients,
-    StepTime,
-    decode_time,
-    expert_hit_share,
-    prefill_chunks,
-    prefill_time,
-)
+from breakeven.models.bundle import Bundle, decode_sides, prefill_call
+from breakeven.models.performance import Performance, machines, performance
+from breakeven.models.steps import Coefficients, StepTime, expert_hit_share, prefill_chunks
 from breakeven.models.tables import Resolved, resolve
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.studies.deployment_file import Deployed
@@ -31,10 +26,10 @@ from breakeven.studies.study import Study
 
 STAGES = ("prefill attention", "prefill FFN", "decode attention", "decode FFN")
 WAITING, LOST, INTERFERENCE, HANDLING = "waiting", "lost prefixes", "interference", "handling of the request"
-TRANSFER, COLLECTIVES = "KV transfer", "collectives"
+TRANSFER, COLLECTIVES, ACTIVATIONS = "KV transfer", "collectives", "activation transfer"
 HEAD_ROOM, COMPLEXITY = "head room", "further pools and kinds"
 GAINS = (*STAGES, WAITING, LOST, INTERFERENCE, HANDLING, HEAD_ROOM)
-COMMUNICATION = (TRANSFER, COLLECTIVES)
+COMMUNICATION = (TRANSFER, COLLECTIVES, ACTIVATIONS)
 ROWS = (*GAINS, *COMMUNICATION, COMPLEXITY)
 
 
@@ -95,9 +90,9 @@ def bill(study: Study, evaluator: Evaluator, candidate: int, title: str) -> Bill
     workload = evaluator.workload_at(evaluator(ids)["sessions_per_second"])
     resolved = resolve(evaluator.deployment(ids, 1), study.catalog)
     found: Performance = performance_of(resolved, workload, study.catalog)
-    prefill, decode, dominant = _stages(resolved, workload, study.catalog, found)
-    seconds = _seconds(prefill, decode, found, workload)
-    return Bill(title, seconds, _dollars(prefill, decode, found, resolved), dominant | _others(seconds))
+    parts, dominant = _stages(resolved, workload, study.catalog, found)
+    seconds = _seconds(parts, found, workload)
+    return Bill(title, seconds, _dollars(parts, found, resolved), dominant | _others(seconds))
 
 
 @jax.jit
@@ -110,36 +105,57 @@ def _number(value: Any) -> float:
     return float(np.asarray(value, np.float64).ravel()[0])
 
 
-Parts = dict[str, float]  # of one phase: its two stages and collectives
+@dataclass(frozen=True)
+class Part:
+    """What one phase spends on one stage, seconds of a mean call."""
+
+    stage: str  # one of STAGES
+    computed_s: float
+    collective_s: float
+    transfer_s: float  # activations on their way to the stage's pool and back
 
 
-def _stages(resolved: Resolved, workload: Any, catalog: Any, found: Performance) -> tuple[Parts, Parts, dict[str, str]]:
-    """(seconds of a mean call's prefill, of its decode steps, what dominates each stage), alone and undisturbed."""
+Rows = dict[str, float]
+
+
+def _stages(resolved: Resolved, workload: Any, catalog: Any, found: Performance) -> tuple[list[Part], dict[str, str]]:
+    """(a mean call's prefill and decode steps by stage, what dominates each stage), alone and undisturbed."""
     llm, pools = catalog.llm, found.pools
     nodes = workload.recomputed if _number(pools.moves) > 0.5 else workload.resident
-    chunks = prefill_chunks(nodes.tokens, resolved.prefill_attention.choice.token_budget)
-    machine = pools.decode
-    tokens = found.point.state.batch / machine.micro_batches
-    ranks, context = tokens / machine.data_parallel / machine.workers, workload.decode_context
-
-    def prefill(side: Coefficients) -> StepTime:
-        terms = prefill_time(side, llm, nodes.tokens, nodes.tokens, nodes.pairs, nodes.context, chunks)
-        return StepTime(*[jnp.sum(nodes.weight * term) for term in terms])
-
-    def decode(side: Coefficients) -> StepTime:
-        return decode_time(side, llm, tokens, ranks, context).scaled(workload.mean_steps)
-
+    prefill, decode = machines(resolved, catalog, jnp.sqrt(workload.decode_context_var))
+    budget, context = resolved.prefill_attention.choice.token_budget, workload.decode_context
+    first = prefill_call(prefill, llm, *(x[None] for x in (nodes.tokens, nodes.pairs, nodes.context)), budget)
+    steps = decode_sides(decode, llm, found.point.state.batch, context)
+    times = [
+        *[StepTime(*(jnp.sum(nodes.weight * term) for term in side)) for side in first.sides],
+        *[side.scaled(workload.mean_steps) for side in steps],
+    ]
+    passes = prefill_chunks(nodes.tokens, budget) * _fed(prefill).micro
+    batch = found.point.state.batch / decode.micro_batches
+    sides = [
+        (prefill.attention, (nodes, nodes.tokens, passes), None),
+        (prefill.ffn, (nodes, nodes.tokens / prefill.ffn_engines, passes), None),
+        (decode.attention, None, (batch / decode.workers, batch / decode.workers / decode.data_parallel, context)),
+        (decode.ffn, None, (batch / decode.ffn_engines, batch / decode.ffn_engines / _fed(decode).ranks, context)),
+    ]
     parts, dominant = [], dict[str, str]()
-    sides = zip(("prefill", "decode"), coefficients(resolved, catalog), (prefill, decode), strict=True)
-    for phase, (attention, ffn), run in sides:
-        times = {f"{phase} attention": (attention, run(attention)), f"{phase} FFN": (ffn, run(ffn))}
-        part = {name: _number(time.total_s) - _number(time.collective_s) for name, (_, time) in times.items()}
-        part[COLLECTIVES] = sum(_number(time.collective_s) for _, time in times.values())
-        parts.append(part)
-        for name, (side, time) in times.items():
-            given = (nodes, chunks) if phase == "prefill" else None
-            dominant[name] = _dominant(side, llm, workload, given, (tokens, ranks, context), _number(time.overhead_s))
-    return parts[0], parts[1], dominant
+    for name, time, side in zip(STAGES, times, sides, strict=True):
+        collective_s, transfer_s = _number(time.collective_s), _number(time.transfer_s)
+        parts.append(Part(name, _number(time.total_s) - collective_s - transfer_s, collective_s, transfer_s))
+        dominant[name] = _dominant(side[0], llm, workload, side[1], side[2], _number(time.overhead_s))
+    return parts, dominant
+
+
+class _Fed(NamedTuple):
+    micro: Any  # passes that a chunk of a prefill takes
+    ranks: Any  # data-parallel ranks of the feed-forward side
+
+
+def _fed(machine: Bundle) -> _Fed:
+    split = machine.split
+    if split is None or _number(split.apart) < 0.5:
+        return _Fed(1.0, machine.data_parallel)
+    return _Fed(split.micro_batches, split.ffn_ranks)
 
 
 def _of(value: Any) -> Any:
@@ -151,16 +167,15 @@ def _dominant(
     c: Coefficients,
     llm: Any,
     workload: Any,
-    prefill: tuple[Any, Any] | None,
-    decode: tuple[Any, Any, Any],
+    prefill: tuple[Any, Any, Any] | None,
+    decode: tuple[Any, Any, Any] | None,
     launch_s: float,
 ) -> str:
     """The largest of a stage's memory traffic, arithmetic and launches."""
     weights, products = _of(c.projection_s) + _of(c.weight_s), _of(c.projection_token_s) + _of(c.token_s)
     experts = _of(c.expert_s)
     if prefill is not None:
-        nodes, chunks = prefill
-        tokens = nodes.tokens
+        nodes, tokens, chunks = prefill
         memory = (weights + experts * expert_hit_share(tokens / chunks, llm)) * chunks
         memory = jnp.sum(nodes.weight * (memory + _of(c.prefill_context_s) * nodes.context * chunks))
         selected = jnp.minimum(nodes.pairs, tokens * llm.sparse_topk)
@@ -168,6 +183,7 @@ def _dominant(
         compute = compute + _of(c.pair_s) * nodes.pairs + _of(c.selected_pair_s) * selected
         compute = jnp.sum(nodes.weight * compute)
     else:
+        assert decode is not None
         tokens, ranks, context = decode
         cached = _of(c.context_s) * context + _of(c.selected_context_s) * jnp.minimum(context, llm.sparse_topk)
         memory = (weights + experts * expert_hit_share(tokens, llm) + ranks * cached) * workload.mean_steps
@@ -176,58 +192,68 @@ def _dominant(
     return max(sizes, key=lambda name: sizes[name])
 
 
-def _seconds(prefill: Parts, decode: Parts, found: Performance, workload: Any) -> Parts:
+def _seconds(parts: list[Part], found: Performance, workload: Any) -> Rows:
     """The mean call, from its arrival to its last token; what is left of prefill and decode is interference."""
     latency, pools = found.latency, found.pools
     token_s = jnp.sum(workload.output_weight * workload.output_steps * latency.token.mean_s, -1)
     first_s = _number(jnp.sum(latency.prefill_weight * latency.prefill_s, -1))
     lost_s = _number(found.point.state.miss * (pools.missed_latency_s - pools.prefill_latency_s))
-    transfer_s, handling_s = _transfer_s(found), _number(pools.request_s)
-    alone_s = sum(prefill.values()) + lost_s + transfer_s + handling_s
-    disturbed_s = first_s - alone_s + _number(token_s) - sum(decode.values())
-    rows: Parts = dict.fromkeys(ROWS, 0.0)
-    rows |= {name: value for part in (prefill, decode) for name, value in part.items() if name != COLLECTIVES}
-    return rows | {
-        WAITING: _number(latency.wait.average_s),
+    transfer_s, handling_s = _number(pools.transfer_s), _number(pools.request_s)
+    rows: Rows = dict.fromkeys(ROWS, 0.0)
+    rows |= {part.stage: part.computed_s for part in parts}
+    rows |= {
+        WAITING: _number(latency.wait.average_s + latency.brief.average_s),
         LOST: lost_s,
-        INTERFERENCE: disturbed_s,
         HANDLING: handling_s,
         TRANSFER: transfer_s,
-        COLLECTIVES: prefill[COLLECTIVES] + decode[COLLECTIVES],
+        COLLECTIVES: sum(part.collective_s for part in parts),
+        ACTIVATIONS: sum(part.transfer_s for part in parts),
     }
+    alone_s = sum(rows.values()) - rows[WAITING]
+    return rows | {INTERFERENCE: first_s + _number(token_s) - alone_s}
 
 
-def _transfer_s(found: Performance) -> float:
-    return _number(found.pools.transfer_s)
-
-
-def _dollars(prefill: Parts, decode: Parts, found: Performance, resolved: Resolved) -> Parts:
-    """USD per hour of the fleet: pools by the share of time they work on each stage, the rest is head room."""
-    total = _number(found.fleet.cost_per_hour_usd)
-    complexity = _number(found.fleet.complexity_usd_per_hour)
-    shared = _number(found.pools.moves) < 0.5
-    busy_prefill = min(_number(found.utilization_prefill), 1.0)
-    busy_decode = min(_number(found.utilization_decode), 1.0)
-    if shared:
-        busy_decode = max(busy_decode - busy_prefill, 0.0)
-    owned = [
-        _number(count) * _number(stage.hardware.usd_per_hour + stage.hardware.electricity_usd_per_hour)
-        for count, stage in zip(found.fleet.by_stage, resolved.stages, strict=True)
-    ]
+def _dollars(parts: list[Part], found: Performance, resolved: Resolved) -> Rows:
+    """USD per hour of the fleet: every pool by the share of time it is held by each stage, the rest is head room."""
+    total, complexity = _number(found.fleet.cost_per_hour_usd), _number(found.fleet.complexity_usd_per_hour)
+    stages = list(resolved.stages)
+    pools = [int(_number(stage.choice.pool)) for stage in stages]
+    owned = dict.fromkeys(pools, 0.0)
+    for pool, count, stage in zip(pools, found.fleet.by_stage, stages, strict=True):
+        owned[pool] += _number(count) * _number(stage.hardware.usd_per_hour + stage.hardware.electricity_usd_per_hour)
     paid = total - complexity
-    weights = (sum(owned), sum(owned)) if shared else (sum(owned[:3]), sum(owned[3:]))
-    scale = paid / sum(owned)  # whole instances, and electricity by use
-    rows: Parts = dict.fromkeys(ROWS, 0.0)
-    for part, busy, weight in ((prefill, busy_prefill, weights[0]), (decode, busy_decode, weights[1])):
-        whole = sum(part.values())
-        for name, value in part.items():
-            rows[name] += scale * weight * busy * value / whole
-    rows[HEAD_ROOM] = paid - sum(rows.values())
-    rows[COMPLEXITY] = complexity
-    return rows
+    scale = paid / sum(owned.values())  # whole instances, and electricity by use
+    rows: Rows = dict.fromkeys(ROWS, 0.0)
+    for pool, usd_per_hour in owned.items():
+        here = [p == pool for p in pools[1:]]
+        for held, busy in zip(_held(parts, here), _busy(found, here), strict=True):
+            for name, share in held.items():
+                rows[name] += scale * usd_per_hour * busy * share
+    return rows | {HEAD_ROOM: paid - sum(rows.values()), COMPLEXITY: complexity}
 
 
-def _others(seconds: Parts) -> dict[str, str]:
+def _busy(found: Performance, here: list[bool]) -> tuple[float, float]:
+    """Shares of time that prefill and decode hold a pool of those stages."""
+    prefill, decode = (min(_number(use), 1.0) for use in (found.utilization_prefill, found.utilization_decode))
+    if any(here[:2]) and any(here[2:]):
+        decode = max(decode - prefill, 0.0)  # the use of a shared pool counts prefill in
+    return prefill, decode
+
+
+def _held(parts: list[Part], here: list[bool]) -> tuple[Rows, Rows]:
+    """What share of its time in a pool of those stages goes to each row: of prefill, of decode."""
+    found: list[Rows] = []
+    for phase in (slice(0, 2), slice(2, 4)):
+        mine = [part for part, inside in zip(parts[phase], here[phase], strict=True) if inside]
+        rows = {part.stage: part.computed_s for part in mine} | {COLLECTIVES: sum(part.collective_s for part in mine)}
+        whole = sum(rows.values())
+        if mine and not whole:  # all of it hides behind the other side
+            rows, whole = {part.stage: 1.0 for part in mine}, float(len(mine))
+        found.append({name: value / whole for name, value in rows.items()} if mine else {})
+    return found[0], found[1]
+
+
+def _others(seconds: Rows) -> dict[str, str]:
     """What dominates the rows that are no stage."""
     named = {
         WAITING: "waiting",
@@ -236,6 +262,7 @@ def _others(seconds: Parts) -> dict[str, str]:
         HANDLING: "waiting",
         TRANSFER: "transfer",
         COLLECTIVES: "transfer",
+        ACTIVATIONS: "transfer",
         HEAD_ROOM: "waiting",
     }
     return {name: word for name, word in named.items() if seconds.get(name, 0.0) or name == HEAD_ROOM}

@@ -128,7 +128,7 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
     transfer = _number(found.pools.transfer_s)
     return {
         "total_s": row["ttft_mean_s"],
-        "waiting_s": _number(latency.wait.average_s),
+        "waiting_s": _number(latency.wait.average_s + latency.brief.average_s),
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
         "KV transfer_s": transfer,
         **_tiers(found, row),

@@ -1,5 +1,6 @@
 """The picture of a sweep: small multiples of cost, attainment, topology and pool sizes over its first field."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from breakeven.models.topology import topology
+from breakeven.models.topology import COLUMNS, TOPOLOGIES, topology
 from breakeven.studies.figures import legend_below, made_by, plt, save, short, style, topology_colours
 
 MOST_ROWS = 6  # combinations of the further fields
+HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo", "||")  # of pools
 
 
 def draw_sweep(table: pd.DataFrame, record: dict[str, Any], path: Path) -> None:
@@ -110,41 +112,46 @@ def _pools(axes: Axes, frame: pd.DataFrame) -> None:
     axes.set_ylabel("accelerators of the cheapest")
     if best.empty:
         return
-    split = best["topology"].map(lambda name: len(topology(name).pools) > 1).to_numpy(bool)
-    sizes = {
-        phase: best[[f"{phase}_{n}" for n in ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel")]]
-        .astype(float)
-        .prod(axis=1)
-        .to_numpy()
-        for phase in ("prefill", "decode")
-    }
-    decode, prefill = np.where(split, sizes["decode"], 0.0), np.where(split, sizes["prefill"], 0.0)
-    shared, at = np.where(split, 0.0, sizes["prefill"]), best["at"].to_numpy(float)
-    width = _widths(at, axes)
-    colours = topology_colours()
-    own = [colours[name] for name in best["topology"]]
-    for low, high, hatch in ((0.0, shared, ""), (0.0, prefill, "//"), (prefill, decode, "..")):
-        axes.bar(at, high, width, bottom=low, color=own, edgecolor="black", linewidth=0.8, hatch=hatch)
-    for x, top, kind in zip(at, sizes["decode"] * 0 + shared + prefill + decode, _kinds(best), strict=True):
-        axes.annotate(kind, (x, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize="x-small")
+    looks, colours = _hatches(best["topology"]), topology_colours()
+    at = best["at"].to_numpy(float)
+    for x, width, (_, row) in zip(at, _widths(at), best.iterrows(), strict=True):
+        bottom, kinds = 0.0, dict[str, None]()
+        for name, slot in _slots(str(row["topology"])):
+            parts = ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel")
+            size = float(np.prod([float(row[f"{slot}_{part}"]) for part in parts]))
+            own = colours[row["topology"]]
+            axes.bar(x, size, width, bottom=bottom, color=own, edgecolor="black", linewidth=0.8, hatch=looks[name])
+            bottom += size
+            kinds[str(row[f"{slot}_accelerator"]).split("-")[0]] = None
+        words = "\n".join(reversed(kinds))
+        axes.annotate(words, (x, bottom), xytext=(0, 3), textcoords="offset points", ha="center", fontsize="x-small")
     axes.margins(y=0.18)
 
 
-def _widths(at: np.ndarray, axes: Axes) -> np.ndarray:
+def _slots(name: str) -> list[tuple[str, str]]:
+    """(name of a pool, what columns call its first stage), in the order of the pools."""
+    chosen = topology(name)
+    slots = COLUMNS[1:]  # the encoder stands with prefill attention
+    return [(pool, slots[chosen.labels[1:].index(label)]) for label, pool in enumerate(chosen.pools)]
+
+
+def _pool_words(pool: str) -> str:
+    return "one pool" if pool == "pool" else f"{pool.replace('_', ' ')} pool"
+
+
+def _hatches(topologies: pd.Series) -> dict[str, str]:
+    """A hatch for every pool of those topologies; the named ones have the same in every picture."""
+    known = [pool for each in TOPOLOGIES.values() for pool in each.pools]
+    shown = [pool for name in topologies.unique() if name for pool in topology(name).pools]
+    marks = dict(zip(dict.fromkeys([*known, *shown]), itertools.cycle(HATCHES)))
+    return {pool: marks[pool] for pool in marks if pool in shown}
+
+
+def _widths(at: np.ndarray) -> np.ndarray:
     """Bars that do not touch, on linear and on geometric axes."""
-    del axes
     if len(at) < 2:
         return np.array([max(0.2 * abs(at[0]), 0.4)])
     return 0.6 * np.gradient(at)
-
-
-def _kinds(best: pd.DataFrame) -> list[str]:
-    """Which accelerators: one name, or the prefill's over the decode's."""
-    out = []
-    for prefill, decode in zip(best["prefill_accelerator"], best["decode_accelerator"], strict=True):
-        names = dict.fromkeys((str(decode).split("-")[0], str(prefill).split("-")[0]))
-        out.append("\n".join(names))
-    return out
 
 
 def _x_axis(axes: Axes, x: dict[str, Any]) -> None:
@@ -167,8 +174,8 @@ def _legend(figure: Any, table: pd.DataFrame) -> None:
         Line2D([], [], marker="o", color="none", label="the cheapest", **plain),
         Line2D([], [], marker="D", color="white", label="simulated", **plain),
         *[
-            Patch(facecolor="white", edgecolor="black", hatch=hatch, label=label)
-            for hatch, label in (("", "shared pool"), ("//", "prefill pool"), ("..", "decode pool"))
+            Patch(facecolor="white", edgecolor="black", hatch=hatch, label=_pool_words(label))
+            for label, hatch in _hatches(table.loc[table["chosen"].astype(bool), "topology"]).items()
         ],
     ]
     legend_below(figure, handles, len(handles))

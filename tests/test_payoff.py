@@ -10,15 +10,20 @@ import pandas as pd
 import pytest
 import yaml
 
+from breakeven.models.economics import pool_accelerators
 from breakeven.models.inputs import InputError
+from breakeven.models.tables import resolve
+from breakeven.models.topology import TOPOLOGIES, topology
 from breakeven.optimizer import optima as optima_module
 from breakeven.optimizer.optima import Optimizer, probe, shortlist, structures
 from breakeven.studies.axes import Axis, Variations, read_axis
 from breakeven.studies.cli import _main
+from breakeven.studies.figures import plt
 from breakeven.studies.optima import Optima, cheapest, is_split, scenario
 from breakeven.studies.payoff import PayoffMap, contour_cells, payoff, sign, spread_order
 from breakeven.studies.solve import solve
 from breakeven.studies.study import Study
+from breakeven.studies.sweep_plot import _pools
 
 # A prefill accelerator three times as fast: whether the split that uses it pays is a matter of its price.
 FAST: dict[str, Any] = {
@@ -172,6 +177,23 @@ def test_commands_write_tables_and_pictures(tmp_path: Path, capsys: pytest.Captu
     for name in ("payoff", "sweep"):
         assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
         assert "seed 0" in (out / f"{name}.svg").read_text()
+
+
+def test_the_picture_of_a_sweep_shows_every_pool(study: Study) -> None:
+    """Whatever pools a topology has, its bars sum to its accelerators."""
+    data = copy.deepcopy(FAST)
+    data["space"] |= {"topologies": list(TOPOLOGIES), "replicas": [1, 3, 4]}
+    space = Study.parse(data, "fast.yaml").space
+    rng = np.random.default_rng(0)
+    ids = np.array([o + rng.integers(f.size) for f, o in zip(space.families, space.offsets[:-1], strict=True)])
+    frame = space.frame(ids).assign(chosen=True, at=np.arange(len(ids)))
+    figure, axes = plt.subplots()
+    _pools(axes, frame)
+    heights = [bar.get_height() for bar in axes.patches]  # type: ignore[attr-defined]
+    assert len(heights) == sum(len(topology(name).pools) for name in frame["topology"])
+    sizes = [np.asarray(size) for size in pool_accelerators(resolve(space.deployment(ids), study.catalog))]
+    assert sum(heights) == pytest.approx(float(np.sum(sizes)))
+    plt.close(figure)
 
 
 @pytest.mark.parametrize(
