@@ -8,7 +8,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from breakeven.studies.attribution import ROWS, Bill
+from breakeven.studies.attribution import ROWS, STAGES, Bill
 from breakeven.studies.figures import legend_below, made_by, plt, save, style
 
 HATCHES = ("", "//", "..", "xx")
@@ -28,7 +28,7 @@ def breakdown(bills: dict[str, Bill], record: dict[str, Any], path: Path) -> Non
         handles = [
             Patch(facecolor=looks[n][0], hatch=looks[n][1], edgecolor="black", label=_words(n, bills)) for n in shown
         ]
-        legend_below(figure, handles, 5)
+        legend_below(figure, handles, 4)
         resolved = record["resolved"]
         figure.suptitle(
             f"{record['study']['name']}: where time and money go, {resolved['workload']['name']} on "
@@ -41,9 +41,9 @@ def breakdown(bills: dict[str, Bill], record: dict[str, Any], path: Path) -> Non
 
 
 def _words(name: str, bills: dict[str, Bill]) -> str:
-    """A row with the term that dominates it, where that is the same for all."""
-    terms = {bill.dominant[name] for bill in bills.values() if name in bill.dominant}
-    return f"{name} ({terms.pop()})" if len(terms) == 1 and terms != {name} else name
+    """A row; of a stage with the term that dominates it, where that is the same for all."""
+    terms = {bill.dominant[name] for bill in bills.values() if name in STAGES}
+    return f"{name} ({terms.pop()})" if len(terms) == 1 else name
 
 
 def _stacked(axes: Axes, rows: dict[str, dict[str, float]], looks: dict[str, tuple[Any, str]]) -> None:
@@ -56,7 +56,8 @@ def _stacked(axes: Axes, rows: dict[str, dict[str, float]], looks: dict[str, tup
         axes.bar(at, values, 0.6, bottom=bottom, color=colour, hatch=hatch, edgecolor="black", linewidth=0.7)
         above, below = above + np.maximum(values, 0.0), below + np.minimum(values, 0.0)
     for x, top, row in zip(at, above, rows.values(), strict=True):
-        axes.annotate(f"{sum(row.values()):,.3g}", (x, top), xytext=(0, 3), textcoords="offset points", ha="center")
+        axes.annotate(f"{sum(row.values()):,.4g}", (x, top), xytext=(0, 3), textcoords="offset points", ha="center")
     axes.axhline(0.0, color="0.2", linewidth=1.0)
+    axes.margins(y=0.1)
     axes.set_xticks(at, list(rows))
     axes.grid(visible=False, axis="x")

@@ -1,5 +1,6 @@
 """What a run prints: the front, the cheapest deployment that meets the target, and whether a split pays."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from breakeven.studies.explain import Explanation
+from breakeven.studies.explain import Explanation, Section
 from breakeven.studies.result import Result, records
 from breakeven.studies.simulate import Report
 from breakeven.studies.words import seconds as seconds_words
@@ -22,6 +23,7 @@ WIDE = 130
 NARROW = ("deployment", "topology", "cost_per_hour_usd", "slo_attainment", "ttft_p95_s")
 
 Form = Callable[[Any], str]
+_TERM = re.compile(r" \(([a-z]+)\)(?=_s$|$)")  # what dominates a row of a bill
 
 
 _COLUMNS: tuple[tuple[str, str, Form], ...] = (
@@ -136,6 +138,8 @@ def _verified(result: Result) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, bool | str):
         return str(value)
     if isinstance(value, dict):
@@ -156,16 +160,32 @@ def show_explanation(found: Explanation, console: Console, against: Explanation 
         if against is not None:
             table.add_column(against.title, overflow="fold")
             table.add_column("difference", justify="right")
-        for name, value in section.items():
-            cells = [name.removesuffix("_s").replace("_", " "), _shown(name, value)]
+        for row, (name, value, beside) in _aligned(section, other).items():
+            cells = [row.removesuffix("_s").replace("_", " ") + name, _shown(row, value)]
             if against is not None:
-                cells += [
-                    _shown(name, other[name]) if name in other else "-",
-                    _difference(name, value, other.get(name)),
-                ]
+                cells += [_shown(row, beside), _difference(row, value, beside)]
             table.add_row(*cells)
         console.print(table)
         console.print()
+
+
+def _aligned(section: Section, other: Section) -> dict[str, tuple[str, Any, Any]]:
+    """Rows of either section in order: the words in brackets after their names, and the value in each, None where it
+    has none."""
+    own, theirs = ({_TERM.sub("", name): (name, value) for name, value in part.items()} for part in (section, other))
+    names, at = list(own), 0
+    for name in theirs:
+        if name in own:
+            at = names.index(name) + 1
+        else:
+            names.insert(at, name)
+            at += 1
+    rows = {}
+    for name in names:
+        found = [part.get(name, ("", None)) for part in (own, theirs)]
+        terms = dict.fromkeys(match[1] for full, _ in found if (match := _TERM.search(full)))
+        rows[name] = (f" ({' / '.join(terms)})" if terms else "", found[0][1], found[1][1])
+    return rows
 
 
 def show_simulation(report: Report, console: Console) -> None:
@@ -198,7 +218,7 @@ def _measured(name: str, value: float) -> str:
 
 
 def _difference(name: str, value: Any, other: Any) -> str:
-    if isinstance(value, bool | str | dict) or isinstance(other, bool | str | dict) or other is None:
+    if isinstance(value, bool | str | dict) or isinstance(other, bool | str | dict) or None in (value, other):
         return ""
     change = float(value) - float(other)
     sign = "-" if change < 0 else "+"
