@@ -58,6 +58,6 @@ def _stacked(axes: Axes, rows: dict[str, dict[str, float]], looks: dict[str, tup
     for x, top, row in zip(at, above, rows.values(), strict=True):
         axes.annotate(f"{sum(row.values()):,.4g}", (x, top), xytext=(0, 3), textcoords="offset points", ha="center")
     axes.axhline(0.0, color="0.2", linewidth=1.0)
-    axes.margins(y=0.1)
+    axes.set_ylim(top=1.1 * float(above.max()))
     axes.set_xticks(at, list(rows))
     axes.grid(visible=False, axis="x")

@@ -125,7 +125,7 @@ def _pools(axes: Axes, frame: pd.DataFrame) -> None:
             kinds[str(row[f"{slot}_accelerator"]).split("-")[0]] = None
         words = "\n".join(reversed(kinds))
         axes.annotate(words, (x, bottom), xytext=(0, 3), textcoords="offset points", ha="center", fontsize="x-small")
-    axes.margins(y=0.18)
+    axes.set_ylim(top=1.25 * max(bar.get_y() + bar.get_height() for bar in axes.patches))  # room for the words
 
 
 def _slots(name: str) -> list[tuple[str, str]]:
