@@ -157,6 +157,7 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
         ("kv", "kv", {}),
         ("kv_tiers", "kv_tiers", tiers),
         ("routing", "routing", {}),
+        ("micro_batches", "micro_batches", {}),
         ("link", "links", links),
     ):
         if key in deployment:

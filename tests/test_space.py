@@ -8,6 +8,7 @@ import pytest
 from breakeven.models.inputs import InputError
 from breakeven.models.topology import STAGES
 from breakeven.spaces.space import POOL_FIELDS, ROUTING, why_invalid
+from breakeven.studies.deployment_file import choices, deployment_yaml, read_deployment
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +130,17 @@ def test_any_topology_is_every_partition_whose_encoder_prefills(make_study):
     made = make_study(topologies="any", tensor_parallel=8, replicas=1, max_batch=64, token_budget=2048)
     assert len(made.space.families) == 16
     assert len({f.topology.labels for f in made.space.families}) == 15
+
+
+def test_a_row_reads_back_as_the_same_deployment(make_study, tmp_path):
+    """Every choice of an AFD candidate, micro-batches too, survives its deployment file."""
+    made = make_study(topologies=["pd", "afd", "E PA | PF DF | DA"], micro_batches=[1, 2, 3])
+    offsets = made.space.offsets
+    for candidate in (int(offsets[0]) + 77, int(offsets[1]) + 123_457, int(offsets[2]) + 98_765, made.space.size - 1):
+        row = made.space.frame(np.array([candidate])).iloc[0].to_dict()
+        row |= {"cost_per_hour_usd": 1.0, "slo_attainment": 1.0}
+        path = tmp_path / "one.yaml"
+        path.write_text(deployment_yaml(made, row), encoding="utf-8")
+        read = read_deployment(str(path)).study
+        assert read.space.size == 1
+        assert choices(read.space.frame(np.array([0])).iloc[0].to_dict()) == choices(row)

@@ -65,4 +65,4 @@ def mixed_s(
     attention += share * (speed.pair * pairs + speed.selected_pair * selected_pairs + speed.prefill_context * read)
     attention += share * speed.query * tokens
     products = _products_s(speed, batch / speed.ranks + share * tokens, batch + tokens)
-    return products + speed.sequence * (batch + done) + attention
+    return products + speed.sequence * (batch + speed.ranks * share * done) + attention
