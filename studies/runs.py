@@ -26,6 +26,7 @@ METRICS = ("ttft_ms", "tpot_ms", "e2e_s", "ttft_p99_ms", "tpot_p99_ms", "output_
 PER_REQUEST = ("gpu", "model", "input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
 BATCH, CLOSED, OPEN, QUEUED = "batch at once", "closed loop", "open loop", "all queued"
 SATURATED = 0.85  # of the measured saturating rate: an offered rate above it does not count as below saturation
+OVERLOADED = 0.5  # of the offered rate: less throughput than that is no end effect of a short run
 ROUNDS = 10  # waves of a closed loop whose number of requests is not known
 
 NO_LENGTHS = "prompt lengths are not published"
@@ -47,14 +48,21 @@ class Run:
     overrides: dict[str, float] = field(default_factory=dict)  # of the engine
     median_tpot: bool = False  # its TPOT is a median, not a mean
     rate: float = math.nan  # offered, per second
-    saturated: bool = False  # at or above its measured saturating rate
+    saturation: float = math.nan  # offered over the measured saturating rate; nan where that was not measured
 
     @property
     def kind(self) -> str:
         """Its load in the words of the report."""
         if self.load != OPEN:
             return self.load
-        return f"{OPEN}, {'at or above' if self.saturated else 'below'} saturation"
+        if math.isnan(self.saturation):
+            return f"{OPEN}, saturating rate not measured"
+        return f"{OPEN}, {'at or above' if self.saturation > SATURATED else 'below'} saturation"
+
+    @property
+    def pace(self) -> float:
+        """Measured requests per second."""
+        return self.measured["output_tok_s_total"] / self.point.output_tokens
 
 
 def is_table_of_runs(path: str | Path) -> bool:
@@ -217,7 +225,7 @@ def _point(row: dict[str, Any], prompt: float, output: float) -> Point:
     engine = framework.get("engine", "")
     kv = {"fp8": "fp8", "fp16": "bf16", "bf16": "bf16"}.get(_text(row, "precision_kv"), "")
     ranks = layout.data_parallel if layout else 1
-    batch, tokens = _limit(row, r"max_(?:batch|num_seqs) (\d+)"), _limit(row, r"max_num(?:_batched)?_tokens (\d+)")
+    batch, tokens = _limit(row, r"max[_ ](?:batch|num_seqs) (\d+)"), _limit(row, r"max_num(?:_batched)?_tokens (\d+)")
     experts = bool(model) and llms()[model].moe is not None
     reasons = {
         f"framework {_text(row, 'framework')} is not an engine of the catalogue": not engine,
@@ -261,21 +269,24 @@ def _weights(model: str, precision: str, engine: str) -> str:
 
 
 def _deployment(run: Run) -> tuple[Any, ...]:
+    """What runs of one deployment and workload have in common: lengths to two digits, as logs count them anew."""
     p = run.point
-    return p.model, p.accelerator, p.engine, p.precision, p.layouts, p.prompt_tokens, p.output_tokens
+    return p.model, p.accelerator, p.engine, p.precision, p.layouts, f"{p.prompt_tokens:.2g}", f"{p.output_tokens:.2g}"
 
 
 def _with_saturation(runs: list[Run]) -> list[Run]:
-    """Open loops marked by the most that their deployment was measured to do: all queued, or at a higher rate."""
+    """Open loops with their rate over the most that their deployment was measured to do with all requests queued, or
+    over their own throughput where it is below `OVERLOADED` of the rate."""
     most: dict[tuple[Any, ...], float] = {}
     for run in runs:
-        pace = run.measured["output_tok_s_total"] / run.point.output_tokens
-        most[_deployment(run)] = max(most.get(_deployment(run), 0.0), pace if pace > 0.0 else 0.0)
+        if run.load == QUEUED:
+            most[_deployment(run)] = max(most.get(_deployment(run), 0.0), run.pace)
 
-    def beyond(run: Run) -> bool:
-        return run.load == OPEN and run.rate > SATURATED * most[_deployment(run)] > 0.0
+    def saturation(run: Run) -> float:
+        known = run.pace if run.pace < OVERLOADED * run.rate else most.get(_deployment(run), math.nan)
+        return run.rate / known if run.load == OPEN and known > 0.0 else math.nan
 
-    return [replace(run, saturated=beyond(run)) for run in runs]
+    return [replace(run, saturation=saturation(run)) for run in runs]
 
 
 def _per_request(given: pd.DataFrame, labels: list[dict[str, Any]]) -> list[Run]:

@@ -81,6 +81,8 @@ def test_layouts_and_weights_follow_the_labels(table):
     deepseek = {"model": "DeepSeek-R1-0528"} | {k: attention[k] for k in ("n_gpus", "tp", "dp", "ep")}
     ranks, two, native = (run.point for run in read_runs(table(attention, replicas, deepseek)))
     assert (ranks.layouts[0].data_parallel, ranks.layouts[0].expert_parallel, ranks.layouts[0].workers) == (8, 8, 1)
+    (limited,) = read_runs(table({"notes": "engine max batch 512; max_num_tokens 4608"}))
+    assert (limited.point.max_batch, limited.point.token_budget) == (512.0, 4608.0)
     assert ranks.max_batch == 8 * 2048 and ranks.weights == "fp8"
     assert two.layouts[0].workers == 4.0 and native.weights == "fp8-block"
 
@@ -94,7 +96,12 @@ def test_rates_near_the_measured_most_are_not_below_saturation(table):
             lengths | POISSON | {"request_rate": 9.0, "output_tok_s_total": 2200.0},
         )
     )
-    assert [run.saturated for run in runs] == [False, False, True]
+    assert [run.kind for run in runs] == [QUEUED, f"{OPEN}, below saturation", f"{OPEN}, at or above saturation"]
+    alone, overloaded = (
+        lengths | POISSON | {"request_rate": 8.0, "output_tok_s_total": pace} for pace in (2000.0, 500.0)
+    )
+    words = f"{OPEN}, saturating rate not measured", f"{OPEN}, at or above saturation"
+    assert [run.kind for run in read_runs(table(alone, overloaded))] == list(words)
 
 
 def test_requests_of_a_run_are_summed_up(tmp_path, table):
