@@ -228,7 +228,9 @@ def _point(row: dict[str, Any], prompt: float, output: float) -> Point:
     batch, tokens = _limit(row, r"max[_ ](?:batch|num_seqs) (\d+)"), _limit(row, r"max_num(?:_batched)?_tokens (\d+)")
     experts = bool(model) and llms()[model].moe is not None
     reasons = {
-        f"framework {_text(row, 'framework')} is not an engine of the catalogue": not engine,
+        f"framework {_text(row, 'framework')}: how it is run is not known": not engine,
+        "not one pool of engines that do both phases": not f"{_text(row, 'topology')}colocated".startswith("colocated"),
+        "sessions of several calls": "sessions" in _text(row, "arrival"),
         f"model {_text(row, 'model')} is not in the catalogue": not model,
         f"accelerator {_text(row, 'gpu')} is not in the catalogue": accelerator not in accelerators(),
         f"precision {_text(row, 'precision_weights')} is not known": not precision,

@@ -71,7 +71,9 @@ def test_a_row_that_cannot_be_predicted_says_why(table):
     runs = read_runs(
         table({"isl": np.nan}, {"tp": np.nan}, moe, {"model": "X-1"}, {"gpu": "Z"}, {"framework": "CUDA"}, {"tp": 3})
     )
-    words = [NO_LENGTHS, NO_LAYOUT, HALF_LAYOUT, "model X-1 is", "accelerator Z is", "framework CUDA is", NO_LAYOUT]
+    pool, sessions = read_runs(table({"topology": "pd"}, {"arrival": "closed loop over sessions"}))
+    assert pool.point.excluded.startswith("not one pool") and sessions.point.excluded.startswith("sessions of")
+    words = [NO_LENGTHS, NO_LAYOUT, HALF_LAYOUT, "model X-1 is", "accelerator Z is", "framework CUDA: how", NO_LAYOUT]
     assert [run.point.excluded.startswith(w) for run, w in zip(runs, words, strict=True)] == [True] * 7
 
 
