@@ -75,7 +75,7 @@ def _played(run: Run, i: int, given: Inputs, own: Engine, found: Ready) -> dict[
     written = seen.calls["output"] > 1.0
     pace = float(run.output_tokens.sum() / seen.end_s)
     tpot = 1e3 * times["tpot_s"][written[seen.measured]]
-    return figures(1e3 * times["ttft_s"], tpot, times["call_s"], pace, run.median_tpot)
+    return figures(1e3 * times["ttft_s"], tpot, times["call_s"], pace, run.medians)
 
 
 def _calls(run: Run) -> Sessions:

@@ -24,6 +24,7 @@ from breakeven.studies.measured_layout import Layout
 REQUIRED = ("row_id", "model", "gpu", "n_gpus", "framework", "precision_weights", "tp", "arrival", "request_rate")
 METRICS = ("ttft_ms", "tpot_ms", "e2e_s", "ttft_p99_ms", "tpot_p99_ms", "output_tok_s_total")
 PER_REQUEST = ("gpu", "model", "input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
+STATS = {"ttft_ms": "ttft_stat", "tpot_ms": "tpot_stat", "e2e_s": "e2e_stat"}  # columns that say: mean or median
 BATCH, CLOSED, OPEN, QUEUED = "batch at once", "closed loop", "open loop", "all queued"
 SATURATED = 0.85  # of the measured saturating rate: an offered rate above it does not count as below saturation
 OVERLOADED = 0.5  # of the offered rate: less throughput than that is no end effect of a short run
@@ -46,7 +47,7 @@ class Run:
     output_tokens: Floats
     measured: dict[str, float]
     overrides: dict[str, float] = field(default_factory=dict)  # of the engine
-    median_tpot: bool = False  # its TPOT is a median, not a mean
+    medians: tuple[str, ...] = ()  # metrics of it that are medians, not means
     rate: float = math.nan  # offered, per second
     saturation: float = math.nan  # offered over the measured saturating rate; nan where that was not measured
 
@@ -210,7 +211,7 @@ def _run(row: dict[str, Any]) -> Run:
         np.maximum(_drawn(row, output, count, 2), 2.0) if count else np.zeros(0),
         {name: _number(row, name) for name in METRICS},
         dict(_framework(_text(row, "framework")).get("overrides", {})),
-        _text(row, "tpot_stat").startswith("p50"),
+        tuple(name for name, stat in STATS.items() if _text(row, stat).startswith(("p50", "median"))),
         rate if load == OPEN else math.nan,
     )
 
@@ -310,7 +311,7 @@ def _per_request(given: pd.DataFrame, labels: list[dict[str, Any]]) -> list[Run]
         if not label:
             point = replace(point, excluded=f"{NO_LAYOUT}: no row of --labels has its accelerator and model")
         ttft, tpot = 1e3 * (first - came), 1e3 * (last - first)[output > 1.0] / (output[output > 1.0] - 1.0)
-        measured = figures(ttft, tpot, last - came, float(output.sum() / (last.max() - came.min())), False)
+        measured = figures(ttft, tpot, last - came, float(output.sum() / (last.max() - came.min())))
         framework = _framework(_text(row, "framework"))
         rate = (len(part) - 1.0) / float(np.ptp(came))
         runs.append(
@@ -328,13 +329,19 @@ def _per_request(given: pd.DataFrame, labels: list[dict[str, Any]]) -> list[Run]
     return _with_saturation(runs)
 
 
-def figures(ttft: Floats, tpot: Floats, call_s: Floats, pace: float, median: bool) -> dict[str, float]:
+def figures(
+    ttft_ms: Floats, tpot_ms: Floats, call_s: Floats, pace: float, medians: tuple[str, ...] = ()
+) -> dict[str, float]:
     """What the table of runs measures, of requests: milliseconds, seconds, output tokens per second."""
-    return {
-        "ttft_ms": float(ttft.mean()),
-        "tpot_ms": float(np.median(tpot) if median else tpot.mean()) if len(tpot) else math.nan,
-        "e2e_s": float(call_s.mean()),
-        "ttft_p99_ms": float(np.quantile(ttft, 0.99)),
-        "tpot_p99_ms": float(np.quantile(tpot, 0.99)) if len(tpot) else math.nan,
-        "output_tok_s_total": pace,
-    }
+    values = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_s": call_s}
+    found = {name: _middle(x, name in medians) for name, x in values.items()}
+    found |= {f"{name}_p99_ms": _p99(x) for name, x in (("ttft", ttft_ms), ("tpot", tpot_ms))}
+    return found | {"output_tok_s_total": pace}
+
+
+def _middle(values: Floats, median: bool) -> float:
+    return math.nan if not len(values) else float(np.median(values) if median else values.mean())
+
+
+def _p99(values: Floats) -> float:
+    return float(np.quantile(values, 0.99)) if len(values) else math.nan

@@ -132,7 +132,8 @@ def test_a_batch_of_one_takes_its_prompt_and_its_steps(table):
 
 
 def test_a_batch_gets_its_first_tokens_together(table):
-    (run,) = read_runs(table(BATCHED | {"isl": 2048}))
+    (run,) = read_runs(table(BATCHED | {"isl": 2048, "tpot_stat": "p50 (1 ms resolution)"}))
+    assert run.medians == ("tpot_ms",)
     alone = dataclasses.replace(run, starts_s=run.starts_s[:1], prompt_tokens=run.prompt_tokens[:1])
     alone = dataclasses.replace(alone, output_tokens=run.output_tokens[:1])
     sixteen, one = replayed([run, alone])
