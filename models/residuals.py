@@ -45,7 +45,7 @@ def fill_class(fill: Any) -> list[str]:
 def interval(engine: str, split: Any, fill: Any, rows: Sequence[Mapping[str, Any]] | None = None) -> Interval:
     """80 % interval of predictions on `engine`, for pools split (true) or not, at these shares of the KV capacity."""
     rows = table("residuals")["class"] if rows is None else rows
-    known = {(row["engine"], row["pools"], row["kv_cache"]): row for row in rows}
+    known = {(row["engine"], row["pools"], row["kv_cache"]): row for row in rows or ()}
     found = [
         _class(known, engine, "split" if apart else "joint", room)
         for apart, room in zip(np.asarray(split).ravel().tolist(), fill_class(fill), strict=True)

@@ -158,7 +158,7 @@ class Ready:
         when another session ends. Rates are those until the last session starts, where that is known."""
         simulator = self.simulator
         known = np.isfinite(start_s).all() and float(start_s.max()) > 0.0
-        until_s = np.nextafter(float(start_s.max()), np.inf) if known else np.inf
+        until_s = float(start_s.max()) + 1e-6 if known else np.inf  # what rounding makes of the last one is inside
         window = Window(0.0, until_s, np.inf, True, 0.0 if log_rows else np.inf)
         workload, catalog = simulator.evaluator.workload, simulator.evaluator.catalog
         ready = plan(self.machine, self.resolved, workload, catalog, window, self.row)

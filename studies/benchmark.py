@@ -101,8 +101,8 @@ def _stage(point: Point, layout: Layout, pool: float) -> Stage:
         "data_parallel": layout.data_parallel,
         "expert_parallel": layout.expert_parallel,
         "pipeline_parallel": layout.pipeline_parallel,
-        "max_batch": MOST_BATCH,
-        "token_budget": row["token_budget"],
+        "max_batch": point.max_batch if point.max_batch > 0.0 else MOST_BATCH,
+        "token_budget": point.token_budget if point.token_budget > 0.0 else row["token_budget"],
         "chunked": float(row["scheduler"] == "chunked" and point.mode == "agg"),
     }
     return Stage(

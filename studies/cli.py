@@ -258,9 +258,12 @@ questions.register(app)
 handover.register(app)
 
 
-MeasuredArgument = Annotated[Path, typer.Argument(metavar="MEASURED.csv", help="Measured serving points.")]
+MeasuredArgument = Annotated[
+    Path, typer.Argument(metavar="MEASURED.csv", help="Measured serving points, runs, or the requests of runs.")
+]
 LabelsOption = Annotated[
-    Path | None, typer.Option(help="InferenceX export that names speculation and workers of some of the points.")
+    Path | None,
+    typer.Option(help="InferenceX export that names speculation and workers of points; for requests, their runs."),
 ]
 
 
@@ -279,15 +282,37 @@ def validate(
     from breakeven.studies.accuracy import show_validation
     from breakeven.studies.console import screen
     from breakeven.studies.run import remember_compiled
+    from breakeven.studies.runs import is_table_of_runs
     from breakeven.studies.validate import validate as validate_points
 
     remember_compiled()
+    if is_table_of_runs(measured):
+        return _validate_runs(measured, labels, local_points, out, markdown)
     table = validate_points(measured, labels, local_points)
     if out is not None:
         _write(table.to_csv(index=False, float_format="%.6g"), out, "--out")
     if markdown is not None:
         _write(tables_of(table), markdown, "--markdown")
     show_validation(table, screen())
+    return 0 if "" in set(table["excluded"]) else NOTHING
+
+
+def _validate_runs(
+    measured: Path, labels: Path | None, local_points: int, out: Path | None, markdown: Path | None
+) -> int:
+    """`validate` of a table of runs or of their requests: each is played again."""
+    from breakeven.studies.console import screen
+    from breakeven.studies.validate_runs import markdown as tables_of
+    from breakeven.studies.validate_runs import show, validate_runs
+
+    if local_points:
+        raise InputError("--local-points", local_points, "only with measured serving points, not with runs")
+    table = validate_runs(measured, labels)
+    if out is not None:
+        _write(table.to_csv(index=False, float_format="%.6g"), out, "--out")
+    if markdown is not None:
+        _write(tables_of(table), markdown, "--markdown")
+    show(table, screen())
     return 0 if "" in set(table["excluded"]) else NOTHING
 
 

@@ -60,6 +60,8 @@ class Point:
     internal: bool = False  # another client than InferenceX's: no burst of ten times the concurrency is known
     accepted: float = 1.0  # tokens per decode step with speculation, a prior
     excluded: str = ""
+    max_batch: float = math.nan  # sequences of an engine; nan: no limit of its own is known
+    token_budget: float = math.nan  # new tokens per step; nan: the engine's
 
     @property
     def combination(self) -> tuple[str, str]:

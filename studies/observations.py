@@ -119,6 +119,7 @@ def _inputs(deployed: Deployed, seen: Sequence[Observation]) -> Inputs:
         stacked([catalog.llm] * len(seen)),
         jnp.zeros(len(seen), jnp.int32),
         stacked([catalog.engine]),
+        jnp.ones(len(seen)),
         catalog,
         uncorrected(len(seen)),
     )

@@ -177,7 +177,7 @@ def show_sensitivity(found: Sensitivity, console: Console) -> None:
     )
     weight = np.abs(table["attainment_points_per_percent"].to_numpy(float))
     weight = weight + np.abs(table["cost_elasticity"].to_numpy(float))
-    flips = table[["flips_below", "flips_above"]].notna().to_numpy().any(axis=1)
+    flips = np.asarray(table["flips_below"].notna()) | np.asarray(table["flips_above"].notna())
     order = np.argsort(-weight, kind="stable")
     first = set(order[:MOST_INPUTS].tolist())
     shown = table.iloc[[int(i) for i in order if int(i) in first or flips[i]]]

@@ -177,7 +177,7 @@ def coverage(table: pd.DataFrame) -> dict[str, float]:
     """Rows, the share of them that counts as predicted, of all and of those that carry the fields a prediction needs
     (`able`), and distinct measurements."""
     good = _where(table, table["excluded"] == "")
-    able = len(table) - int(table["excluded"].isin(LACKING).sum())
+    able = len(table) - int(np.isin(np.asarray(table["excluded"]), LACKING).sum())
     return {
         "rows": len(table),
         "predicted": len(good),

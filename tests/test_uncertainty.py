@@ -130,4 +130,4 @@ def test_a_run_shows_the_risk_of_its_front(make_study):
         result = run(made)
         assert result.front["probability_meets_target"].between(0, 1).all()
         cost, expected = result.front["cost_per_hour_usd"], result.front["expected_cost_per_hour_usd"]
-        assert (expected < cost).all() if objective == "robust" else np.allclose(expected, cost, rtol=0.05)
+        assert bool(np.all(expected < cost)) if objective == "robust" else np.allclose(expected, cost, rtol=0.05)

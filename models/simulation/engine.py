@@ -523,7 +523,7 @@ def _stamped(stamp: str) -> Any:
                 started += 1
             else:
                 return
-            if now > plan.horizon_s or (now > plan.window_end_s and clock.outstanding == 0):
+            if now > plan.horizon_s or (now - plan.request_s > plan.window_end_s and clock.outstanding == 0):
                 return
             clock.now_s = now
             clock.taken += 1

@@ -132,7 +132,7 @@ class Replications:
     @property
     def calls(self) -> int:
         """Measured calls."""
-        return sum(run.arrived for run in self.runs)
+        return sum(int(run.measured.sum()) for run in self.runs)
 
     @property
     def unfinished(self) -> int:
