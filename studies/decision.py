@@ -35,11 +35,8 @@ def _other_kind(study: Study, families: Sequence[Row], rank: str) -> list[str]:
         ratio = float(split[rank] / joint[rank])
         pays = ratio > 1.0 if study.max_load else ratio < 1.0
         what = "carries" if study.max_load else "costs"
-        if abs(ratio - 1.0) < 1e-6:
-            return [
-                f"Disaggregation makes no difference here: the best split ({split['topology']}) {what} what the best "
-                f"shared pool ({joint['topology']}) {what}."
-            ]
+        if abs(ratio - 1.0) < 0.0005:
+            return [f"It is a tie: the best split ({split['topology']}) {what} as much as the best shared pool."]
         return [
             f"Disaggregation {'pays' if pays else 'does not pay'} here: the best split ({split['topology']}) {what} "
             f"{ratio:.2f} times what the best shared pool ({joint['topology']}) {what}."

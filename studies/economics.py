@@ -117,8 +117,8 @@ def _split_line(study: Study, case: SplitCase) -> str:
     money = study.written.economics
     gross = case.saving_usd_per_month + case.complexity_usd_per_month
     if abs(gross) < 0.5:
-        return "The best split costs as much per month as the best shared pool, before what running it costs."
-    if gross < 0.0:
+        return "The best split costs the same as the best shared pool, before what running another pool costs."
+    if gross <= 0.0:
         return f"The best split costs {usd(-gross)} USD per month more, whatever running it costs."
     line = f"The split saves {usd(gross)} USD per month"
     if case.complexity_usd_per_month:
