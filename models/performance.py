@@ -478,8 +478,8 @@ def _first_chunk(token: TokenTime, workload: Workload, most_steps: Array) -> tup
     probability = jnp.sum(stalled, -1)
     total_s = jnp.sum(stalled * steps * token.stall_s, -1)
     second = jnp.sum(stalled * steps**2 * (token.stall_variance + token.stall_s**2), -1)
-    mean_s = total_s / (probability + TINY)
-    cv2 = second / (probability * mean_s**2 + TINY) - 1.0
+    mean_s = total_s / (probability + 1e-12)  # 0 in a pool of its own; squared, as in derivatives, still a number
+    cv2 = second / (probability * mean_s**2 + 1e-18) - 1.0
     return base_s, moving, Wait(probability, mean_s, jnp.clip(cv2, 0.02, 1e4))
 
 
