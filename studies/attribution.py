@@ -124,7 +124,8 @@ def _stages(resolved: Resolved, workload: Any, catalog: Any, found: Performance)
     nodes = workload.recomputed if _number(pools.moves) > 0.5 else workload.resident
     prefill, decode = machines(resolved, catalog, jnp.sqrt(workload.decode_context_var))
     budget, context = resolved.prefill_attention.choice.token_budget, workload.decode_context
-    first = prefill_call(prefill, llm, *(x[None] for x in (nodes.tokens, nodes.pairs, nodes.context)), budget)
+    tokens, pairs, sequence = nodes.tokens[None], nodes.pairs[None], nodes.context[None]
+    first = prefill_call(prefill, llm, tokens, pairs, sequence, budget)
     steps = decode_sides(decode, llm, found.point.state.batch, context)
     times = [
         *[StepTime(*(jnp.sum(nodes.weight * term) for term in side)) for side in first.sides],

@@ -113,7 +113,7 @@ def _pools(axes: Axes, frame: pd.DataFrame) -> None:
     if best.empty:
         return
     looks, colours = _hatches(best["topology"]), topology_colours()
-    at = best["at"].to_numpy(float)
+    at, tallest = best["at"].to_numpy(float), 0.0
     for x, width, (_, row) in zip(at, _widths(at), best.iterrows(), strict=True):
         bottom, kinds = 0.0, dict[str, None]()
         for name, slot in _slots(str(row["topology"])):
@@ -123,9 +123,10 @@ def _pools(axes: Axes, frame: pd.DataFrame) -> None:
             axes.bar(x, size, width, bottom=bottom, color=own, edgecolor="black", linewidth=0.8, hatch=looks[name])
             bottom += size
             kinds[str(row[f"{slot}_accelerator"]).split("-")[0]] = None
+        tallest = max(tallest, bottom)
         words = "\n".join(reversed(kinds))
         axes.annotate(words, (x, bottom), xytext=(0, 3), textcoords="offset points", ha="center", fontsize="x-small")
-    axes.set_ylim(top=1.25 * max(bar.get_y() + bar.get_height() for bar in axes.patches))  # room for the words
+    axes.set_ylim(top=1.25 * tallest)  # room for the words
 
 
 def _slots(name: str) -> list[tuple[str, str]]:
