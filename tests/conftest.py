@@ -6,8 +6,10 @@ and KV precisions, batches of `SMALL` candidates, and an SLO with every bound.
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -45,6 +47,16 @@ BASE: dict[str, Any] = {
 }
 
 MakeStudy = Callable[..., Study]
+MAPS = Path("/proc/self/maps")
+MOST_MAPS = 20_000  # of the 65,530 that Linux lets a process have; compiled code takes them until XLA crashes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _room_for_compiled_code() -> Iterator[None]:
+    """Forgets compiled functions between modules when they hold too many memory mappings."""
+    yield
+    if MAPS.exists() and MAPS.read_text().count("\n") > MOST_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
