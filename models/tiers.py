@@ -18,10 +18,10 @@ from jax import Array
 
 from breakeven.models.catalog import table
 from breakeven.models.inputs import InputError, known_fields, number, pick
+from breakeven.models.ownership import HOURS_PER_MONTH
 
 NONE = "none"
 LEVELS = 3
-HOURS_PER_MONTH = 730.0
 PATHS = ("host", "nic")
 _RANGES = {
     "read_gbs": (1e-3, 1e6),

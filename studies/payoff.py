@@ -1,6 +1,5 @@
 """Pay-off maps: over two fields of a study, what the best split costs beside the best baseline, and which side wins."""
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from breakeven.studies.optima import (
     is_split,
     scenario,
 )
-from breakeven.studies.result import versions
+from breakeven.studies.result import save_answer, versions
 from breakeven.studies.study import Study
 
 TABLE, RECORD = "payoff.csv", "payoff.json"
@@ -112,9 +111,7 @@ class PayoffMap:
 
     def save(self, folder: Path) -> None:
         """Write payoff.csv and payoff.json."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.table.to_csv(folder / TABLE, index=False, float_format="%.7g")
-        (folder / RECORD).write_text(json.dumps(self.record(), indent=2, default=str), encoding="utf-8")
+        save_answer(folder, self.table, TABLE, self.record(), RECORD)
 
 
 def _axis_record(axis: Axis) -> dict[str, Any]:

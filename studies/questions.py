@@ -15,6 +15,15 @@ VerifyOption = Annotated[bool, typer.Option("--verify/--no-verify", help="Simula
 INTERRUPTED = 130
 
 
+def _ended(name: str, folder: Path, interrupted: bool, answered: bool) -> int:
+    """Say what was written and whether it is all; the exit status."""
+    typer.echo(f"Written to {folder}{os.sep}: {name}.csv, {name}.json, {name}.png, {name}.svg")
+    if interrupted:
+        typer.echo("Interrupted: this is what was found until then.", err=True)
+        return INTERRUPTED
+    return 0 if answered else 1
+
+
 def sweep(
     study: StudyArgument,
     over: Annotated[
@@ -44,11 +53,7 @@ def sweep(
     found.save(folder)
     draw_sweep(found.table, found.record(), folder / "sweep.png")
     show_sweep(found, screen())
-    typer.echo(f"Written to {folder}{os.sep}: sweep.csv, sweep.json, sweep.png, sweep.svg")
-    if found.interrupted:
-        typer.echo("Interrupted: this is what was found until then.", err=True)
-        return INTERRUPTED
-    return 0 if any(found.table["topology"]) else 1
+    return _ended("sweep", folder, found.interrupted, bool(any(found.table["topology"])))
 
 
 def payoff(
@@ -101,11 +106,7 @@ def _map(loaded: "object", x: str | None, y: str | None, baseline: str, folder: 
     found.save(folder)
     draw_payoff(found.table, found.record(), folder / "payoff.png")
     show_payoff(found, screen())
-    typer.echo(f"Written to {folder}{os.sep}: payoff.csv, payoff.json, payoff.png, payoff.svg")
-    if found.interrupted:
-        typer.echo("Interrupted: this is what was found until then.", err=True)
-        return INTERRUPTED
-    return 0 if found.signs.any() else 1
+    return _ended("payoff", folder, found.interrupted, bool(found.signs.any()))
 
 
 def _solve(loaded: "object", text: str, baseline: str, folder: Path) -> int:

@@ -210,6 +210,13 @@ class Result:
         }
 
 
+def save_answer(folder: Path, answer: pd.DataFrame, table_file: str, record: dict[str, Any], record_file: str) -> None:
+    """Write the table of an answer and the record of how it was found."""
+    folder.mkdir(parents=True, exist_ok=True)
+    answer.to_csv(folder / table_file, index=False, float_format="%.7g")
+    (folder / record_file).write_text(json.dumps(record, indent=2, default=str), encoding="utf-8")
+
+
 def versions() -> dict[str, str]:
     """What computed a result."""
     names = ("breakeven", "jax", "numba", "numpy", "optuna", "pandas")

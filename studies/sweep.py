@@ -1,7 +1,6 @@
 """Sweeps: the optimum of a study found again at every value of one or more fields."""
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from breakeven.optimizer.search import Progress
 from breakeven.studies.axes import Axis
 from breakeven.studies.held import UNTRIED, Held, Holding
 from breakeven.studies.optima import Changes, Found, Optima, cheapest, evaluator_of, scenario
-from breakeven.studies.result import table, versions
+from breakeven.studies.result import save_answer, table, versions
 from breakeven.studies.study import Study
 
 TABLE, RECORD = "sweep.csv", "sweep.json"
@@ -59,9 +58,7 @@ class Sweep:
 
     def save(self, folder: Path) -> None:
         """Write sweep.csv and sweep.json."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.table.to_csv(folder / TABLE, index=False, float_format="%.7g")
-        (folder / RECORD).write_text(json.dumps(self.record(), indent=2, default=str), encoding="utf-8")
+        save_answer(folder, self.table, TABLE, self.record(), RECORD)
 
 
 def sweep(
