@@ -1,8 +1,7 @@
 """Solving the fixed point: iteration for an open load, bisection on the rate for a closed population.
 
-Two steps in three go all the way, the third half of it: that takes an oscillation out. Near half of a deployment's
-slopes are below 0.05 and the steepest of nearly all below 0.5, where eight steps leave an error of 1e-6; only a
-prefix cache about to tip over needs more.
+Two steps in three go all the way, the third half of it, which takes an oscillation out. Eight leave an error of 1e-6
+in 99 of 100 feasible deployments of the shipped studies; a prefix cache about to tip over settles more slowly.
 
 The loops themselves are never differentiated. Derivatives are attached to their result (`with_derivatives`),
 implicitly: with x = F(x, p), dx = (I - F_x)^-1 F_p dp.
