@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -33,13 +34,17 @@ class PrefillNodes:
     moments[i, j] = E[(u / mean_tokens)^i (q / mean_pairs)^j] for i + j <= 3, from all the samples.
     """
 
-    weight: Leaf
+    weight: Leaf  # the same for every prefill of a workload
     tokens: Leaf
     pairs: Leaf
     context: Leaf
     mean_tokens: Leaf
     mean_pairs: Leaf
     moments: Leaf  # (4, 4)
+
+    def mean(self, values: Array) -> Array:
+        """Mean over the calls of values by node, the last axis."""
+        return jnp.dot(values, self.weight, precision="highest")
 
 
 @jax.tree_util.register_dataclass
