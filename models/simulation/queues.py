@@ -116,6 +116,35 @@ def pop_key(s: State, r: int) -> int:
 
 
 @compiled
+def remove_keys(s: State, r: int, call: int) -> int:
+    """Remove what waits for step counts of a call of engine `r`; the count at which it would have ended."""
+    engine, keys = s.engines[r], s.keys
+    old, ends = engine.keys, -1
+    engine.keys = 0
+    for i in range(old):
+        step, found = keys[r, i].step, keys[r, i].call
+        if found == call:
+            ends = step
+        elif found != ~call:
+            push_key(s, r, step, found)
+    return ends
+
+
+@compiled
+def latest(s: State, r: int) -> int:
+    """The call in service of engine `r` that was admitted last; -1 where none decodes or is being prefilled."""
+    engine, keys, calls = s.engines[r], s.keys, s.calls
+    best, c = -1, engine.head
+    while c >= 0 and calls[c].begun:  # those stand first, in the order of their admission
+        best, c = c, calls[c].next
+    for i in range(engine.keys):
+        c = keys[r, i].call
+        if c >= 0 and (best < 0 or calls[c].order > calls[best].order):
+            best = c
+    return best
+
+
+@compiled
 def _cache_at(plan: Plan, level: int, r: int) -> int:
     """Column of `State.caches` that engine `r` uses on a level."""
     if level > 0 and plan.tiers[level - 1].shared:
@@ -207,6 +236,22 @@ def enqueue(s: State, r: int, c: int) -> None:
     else:
         engine.head = c
     engine.tail = c
+
+
+@compiled
+def put_back(s: State, r: int, c: int) -> None:
+    """Put a call before all that wait in an engine's queue, behind those that are being prefilled."""
+    engine, calls = s.engines[r], s.calls
+    before, after = -1, engine.head
+    while after >= 0 and calls[after].begun:
+        before, after = after, calls[after].next
+    calls[c].next = after
+    if before >= 0:
+        calls[before].next = c
+    else:
+        engine.head = c
+    if after < 0:
+        engine.tail = c
 
 
 @compiled

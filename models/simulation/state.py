@@ -78,6 +78,7 @@ class Plan(NamedTuple):
     first_chunk_steps: float = 0.0  # decode steps from a call's first token to its first chunk at the user
     first_chunk_s: float = 0.0  # at most 0: seconds less than that
     cache_ttl_s: float = np.inf  # idle sessions lose their cache after this
+    preempts: bool = False  # admit by the prompt, and take the latest calls off when the cache is full; never if split
     levels: int = 0  # tiers of KV cache below HBM
     tiers: tuple[TierPlan, TierPlan, TierPlan] = (NO_TIER, NO_TIER, NO_TIER)  # nearest first
 
@@ -95,6 +96,9 @@ _CALL = [
     ("tie", "f8"),  # in [0, 1): where the search for the least loaded engine starts
     ("next", "i8"),  # in the queue or list it stands in
     ("begun", "?"),
+    ("order", "i8"),  # of its admission to its engine
+    ("written", "f8"),  # tokens of its output that it was preempted with: to prefill with the prompt
+    ("preempted", "i8"),  # times
     ("left", "f8"),  # to prefill
     ("position", "f8"),  # prompt tokens held so far
     ("found", "i8"),  # MISSED, HIT or OPENING; -1 before prefill
@@ -131,6 +135,7 @@ _ENGINE = [
     ("prefilling", "i8"),
     ("batch", "i8"),  # calls that decode
     ("capacity", "f8"),
+    ("admitted", "i8"),  # calls so far
     ("reserved", "f8"),  # tokens of KV cache of calls in service
     ("peak", "f8"),
     ("context", "f8"),  # tokens that its batch holds
