@@ -30,6 +30,7 @@ class Engine:
         self.begun: dict[int, list[float]] = {}  # call -> [left, position]
         self.running: dict[int, int] = {}  # call -> tokens decoded
         self.cache: OrderedDict[int, float] = OrderedDict()
+        self.resumes: set[int] = set()  # sessions in it whose call was preempted
         self.reserved, self.load, self.link_free = 0.0, 0, 0.0
         self.admitted: list[int] = []  # those in service, in the order of their admission
         self.step: tuple[list[int], list[int]] | None = None  # calls that decode, calls whose prompt ends
@@ -67,7 +68,13 @@ class Reference:
 
     def shrink(self, e: Engine) -> None:
         while e.cache and self.holds(e) > e.capacity:
-            e.cache.popitem(last=False)
+            session = next(iter(e.cache))
+            over = self.holds(e) - e.capacity
+            if session in e.resumes and e.cache[session] > over:
+                e.cache[session] -= over
+                return
+            del e.cache[session]
+            e.resumes.discard(session)
 
     def admits(self, e: Engine, need: float, limited: bool) -> bool:
         if e.reserved == 0.0:
@@ -107,10 +114,13 @@ class Reference:
         session = int(call.session)
         hit = session in e.cache and not again
         self.hit[c] = self.hit[c] if again else hit
+        kept = e.cache.get(session, 0.0) if session in e.resumes else 0.0
+        e.resumes.discard(session)
         for other in self.engines:
             other.cache.pop(session, None)
         self.where[session] = r
-        left = float(call.hit_tokens if hit else call.missed_tokens) + written
+        left = float(call.hit_tokens if hit else call.missed_tokens)
+        left = float(call.prompt + written - call.shared) - kept if again else left
         e.begun[c] = [left, float(call.prompt) + written - left]
         e.reserved += need
         e.admitted.append(c)
@@ -128,11 +138,14 @@ class Reference:
             self.preempted[c] += 1
             e.reserved -= float(call.prompt - call.shared + 1) + self.written[c]
             if c in e.begun:
-                del e.begun[c]  # its place in the queue is right
-                continue
-            e.reserved -= e.running[c]
-            self.written[c] += e.running.pop(c) + 1
-            e.queue.insert(len(e.begun), c)
+                held = e.begun.pop(c)[1]  # its place in the queue is right
+            else:
+                e.reserved -= e.running[c]
+                held = call.prompt + self.written[c] + e.running[c]
+                self.written[c] += e.running.pop(c) + 1
+                e.queue.insert(len(e.begun), c)
+            e.cache[int(call.session)] = float(held - call.shared)
+            e.resumes.add(int(call.session))
         e.reserved += len(e.running)
         self.shrink(e)
 

@@ -8,7 +8,8 @@ stages, and a prefill holds the first stage for a p-th of its time.
 
 A call keeps the cache it will need at its end from its admission on, so that no engine ever runs out of it. With
 `Plan.preempts` it keeps what it holds and a token more: a jump ends where the growing batch has filled the cache, and
-the call admitted last makes room. It waits before all others, and prefills what it had written with its prompt.
+the call admitted last makes room. It waits before all others, and prefills what it had written with its prompt, but
+for what is left of its cache, which is evicted from its end.
 """
 
 from math import ceil, inf, sqrt
@@ -28,6 +29,7 @@ from breakeven.models.simulation.queues import (
     push_key,
     put_back,
     remove_keys,
+    resumable,
     unlink,
 )
 from breakeven.models.simulation.state import (
@@ -107,7 +109,7 @@ def _leave_batch(plan: Plan, s: State, r: int, length: float) -> None:
 
 
 @compiled
-def _make_way(plan: Plan, s: State, r: int) -> None:
+def _make_way(plan: Plan, s: State, r: int, now: float) -> None:
     """Give each call of the batch room for one more token; while there is none, preempt the call admitted last."""
     engine = s.engines[r]
     if not plan.preempts:
@@ -116,29 +118,33 @@ def _make_way(plan: Plan, s: State, r: int) -> None:
         c = latest(s, r)
         if engine.prefilling + engine.batch <= 1:
             break  # alone it fits, or nothing helps
-        _preempt(plan, s, r, c)
+        _preempt(plan, s, r, c, now)
     engine.reserved += engine.batch
-    make_room(plan, s, r)
+    if s.caches[0, r].idle + engine.reserved + plan.shared_prefix > engine.capacity:
+        make_room(plan, s, r)
 
 
 @compiled
-def _preempt(plan: Plan, s: State, r: int, c: int) -> None:
-    """Take a call out of service: its cache is lost, what it has written becomes part of its prompt."""
+def _preempt(plan: Plan, s: State, r: int, c: int, now: float) -> None:
+    """Take a call out of service: what it has written becomes part of its prompt."""
     call, engine, topk = s.calls[c], s.engines[r], plan.decode.sparse_topk
     call.preempted += 1
     engine.reserved -= call.prompt + call.written - call.shared + 1.0
-    if call.begun and call.left > 0.0:
+    held = call.position
+    if call.left > 0.0:
         engine.prefilling -= 1
         call.begun = False
-        return
-    written = call.output - float(remove_keys(s, r, c) - engine.steps)
-    engine.reserved -= written - call.written - 1.0
-    length = call.prompt + written - 1.0
-    _leave_batch(plan, s, r, length)
-    if length < topk:
-        engine.growing -= 1
-    call.begun, call.written = False, written
-    put_back(s, r, c)
+    else:
+        written = call.output - float(remove_keys(s, r, c) - engine.steps)
+        engine.reserved -= written - call.written - 1.0
+        held = call.prompt + written - 1.0
+        _leave_batch(plan, s, r, held)
+        if held < topk:
+            engine.growing -= 1
+        call.begun, call.written = False, written
+        put_back(s, r, c)
+    enter_cache(plan, s, call.session, r, held - call.shared, now)
+    s.sessions[call.session].resumes = True
 
 
 @compiled
@@ -286,18 +292,21 @@ def _begin(plan: Plan, s: State, r: int, c: int, now: float) -> bool:
         return False
     session = s.sessions[call.session]
     level = _level(plan, s, c, r)
-    held = call.preempted == 0 and (call.found == READ or level >= 0)
+    held = call.found == READ or level >= 0
     if call.preempted == 0 and call.found != READ:
         # What moved down a tier while the call waited was read back meanwhile.
         kept = READ if level > 0 else HIT
         call.found = kept if held else (OPENING if call.first else MISSED)
+    if call.preempted == 0:
+        call.prefill_start_s = now
+        call.left = call.hit_tokens if held else call.missed_tokens
+    else:
+        kept = session.tokens if session.resumes else 0.0
+        call.left = call.prompt + call.written - call.shared - kept
+    call.position = call.prompt + call.written - call.left
     if session.cached:
         leave_cache(plan, s, call.session)
     session.where = r
-    call.left = (call.hit_tokens if held else call.missed_tokens) + call.written
-    call.position = call.prompt + call.written - call.left
-    if call.preempted == 0:
-        call.prefill_start_s = now
     call.begun, call.order = True, engine.admitted
     engine.admitted += 1
     engine.prefilling += 1
@@ -407,7 +416,7 @@ def _start_decode(plan: Plan, s: State, r: int, now: float) -> None:
     growth = speed.context * engine.batch + speed.selected_context * engine.growing
     steps = s.keys[r, 0].step - engine.steps
     if plan.preempts:
-        free = engine.capacity - engine.reserved - plan.shared_prefix - s.caches[0, r].idle
+        free = engine.capacity - engine.reserved - plan.shared_prefix - s.caches[0, r].idle + resumable(s, r)
         steps = min(steps, 1 + int(max(free, 0.0) / engine.batch))
     # Behind prefill in the pipeline, the first micro-batch gets through right after it.
     start_s = max(now, engine.through_s - engine.step_s * (1.0 - 1.0 / speed.depth)) if engine.prefills else now
@@ -431,11 +440,11 @@ def _work(plan: Plan, s: State, r: int, now: float) -> None:
     if engine.busy:
         return
     if plan.mode == CHUNKED:
-        _make_way(plan, s, r)
+        _make_way(plan, s, r, now)
     if engine.prefills and engine.head >= 0 and _start_prefill(plan, s, r, now):
         return
     if plan.mode == COLOCATED:
-        _make_way(plan, s, r)
+        _make_way(plan, s, r, now)
     if engine.batch > 0:
         _start_decode(plan, s, r, now)
 

@@ -165,7 +165,7 @@ def leave_cache(plan: Plan, s: State, session: int) -> None:
         s.sessions[me.newer].older = me.older
     else:
         cache.newest = me.older
-    me.cached = False
+    me.cached = me.resumes = False
     cache.idle -= me.tokens
     if cache.oldest < 0:
         cache.idle = 0.0
@@ -208,10 +208,25 @@ def make_room(plan: Plan, s: State, r: int) -> None:
         cache = s.caches[level, _cache_at(plan, level, r)]
         while cache.oldest >= 0 and cache.idle > most:
             session = cache.oldest
+            me, resumes = s.sessions[session], s.sessions[session].resumes
+            if resumes and me.tokens > cache.idle - most:
+                me.tokens -= cache.idle - most
+                cache.idle = most
+                break
             leave_cache(plan, s, session)
-            if level < plan.levels:
+            if level < plan.levels and not resumes:
                 _keep(plan, s, session, level + 1)
     engine.peak = max(engine.peak, s.caches[0, r].idle + engine.reserved + plan.shared_prefix)
+
+
+@compiled
+def resumable(s: State, r: int) -> float:
+    """Tokens of preempted calls in HBM of engine `r` that are evicted before any session."""
+    tokens, session = 0.0, s.caches[0, r].oldest
+    while session >= 0 and s.sessions[session].resumes:
+        tokens += s.sessions[session].tokens
+        session = s.sessions[session].newer
+    return tokens
 
 
 @compiled

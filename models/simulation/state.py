@@ -93,17 +93,17 @@ _CALL = [
     ("gap_s", "f8"),  # from this call's end to the next call
     ("first", "?"),
     ("last", "?"),
+    ("begun", "?"),
+    ("preempted", "i4"),  # times
     ("tie", "f8"),  # in [0, 1): where the search for the least loaded engine starts
     ("next", "i8"),  # in the queue or list it stands in
-    ("begun", "?"),
-    ("order", "i8"),  # of its admission to its engine
+    ("order", "i4"),  # of its admission to its engine
+    ("found", "i4"),  # MISSED, HIT, OPENING or READ; -1 before prefill
     ("written", "f8"),  # tokens of its output that it was preempted with: to prefill with the prompt
-    ("preempted", "i8"),  # times
     ("left", "f8"),  # to prefill
     ("position", "f8"),  # prompt tokens held so far
-    ("found", "i8"),  # MISSED, HIT or OPENING; -1 before prefill
-    ("prefill_engine", "i8"),
-    ("decode_engine", "i8"),
+    ("prefill_engine", "i4"),
+    ("decode_engine", "i4"),
     ("arrival_s", "f8"),
     ("prefill_start_s", "f8"),
     ("prefill_end_s", "f8"),
@@ -118,6 +118,7 @@ _SESSION = [
     ("where", "i8"),  # engine that holds or held its context
     ("measured", "?"),  # it started in the window
     ("cached", "?"),
+    ("resumes", "?"),  # what is cached is of a call that was preempted, and goes from its end
     ("level", "i8"),  # where: 0 in HBM, k in the k-th tier below
     ("since_s", "f8"),  # idle since then
     ("tokens", "f8"),  # of its own, cached while it is idle
