@@ -143,20 +143,27 @@ def _allreduce(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, A
 def _alltoall(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array, Array]:
     """As `_allreduce`, of dispatching to and combining from whole experts on other ranks.
 
-    Dispatch moves 1 byte and combine 2 bytes per element and selected expert.
+    Dispatch moves 1 byte and combine 2 bytes per element and copy of a token: one for each selected expert, or, between
+    nodes, for each other node that holds one, (n - 1) (1 - (1 - 1/n)^k) on average; there it is handed on (DeepEP).
     """
     choice, curve = stage.choice, stage.hardware.kernels["alltoall"]
     active = (choice.expert_parallel > 1.0) & (choice.data_parallel > 1.0)
     ranks = choice.tensor_parallel * choice.data_parallel
-    token_bytes = 3.0 * llm.experts_active * llm.hidden
+    nodes = ranks / jnp.maximum(stage.hardware.scaleup_domain, stage.hardware.per_instance)
+    reached = -(nodes - 1.0) * jnp.expm1(llm.experts_active * jnp.log1p(-1.0 / jnp.maximum(nodes, 1.5)))
+    token_bytes = 3.0 * llm.hidden * jnp.where(nodes > 1.0, reached, llm.experts_active)
     token_s, root_s = exchange_s(curve, token_bytes, collective_bytes_per_s(stage.hardware, ranks))
     layers = jnp.where(active, llm.moe_layers, 0.0)
     return layers * curve["latency_s"] * engine.alltoall_share, layers * token_s, layers * root_s
 
 
 def _attention_curve(stage: ResolvedStage, llm: LLM, kv_bytes: Array, phase: str) -> Curve:
-    """The curve of this attention: latent or not, of an 8-bit or a 16-bit cache."""
-    kernels, latent, wide = stage.hardware.kernels, llm.latent > 0.5, kv_bytes > 1.5
+    """The curve of this attention: latent or not, of an 8-bit or a 16-bit cache.
+
+    All queries of one K/V head decode like those of a latent, which is such a head of all queries.
+    """
+    kernels, wide = stage.hardware.kernels, kv_bytes > 1.5
+    latent = llm.kv_shards < 1.5 if phase == "decode" else llm.latent > 0.5
 
     def kind(name: str) -> Curve:
         byte, word = kernels[f"{name}_fp8"], kernels[f"{name}_bf16"]
