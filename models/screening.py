@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from breakeven.models.deployment import Deployment
 from breakeven.models.economics import fleet
+from breakeven.models.limits import Busy, Violations, limits_broken, pool_use
 from breakeven.models.operating_point import Pools, decode_load
-from breakeven.models.performance import Busy, Violations, build_pools, limits_broken, pool_use
+from breakeven.models.pools import build_pools
 from breakeven.models.tables import Catalog, resolve
 from breakeven.models.workload import Workload
 

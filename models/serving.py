@@ -9,9 +9,10 @@ from jax import Array, lax
 
 from breakeven.models.attainment import Attainment, Slo, attain, shortfall
 from breakeven.models.deployment import Deployment
+from breakeven.models.limits import Doubts, Violations
 from breakeven.models.memory import kv_bytes_per_token
 from breakeven.models.numerics import TINY
-from breakeven.models.performance import Doubts, Performance, Violations, performance
+from breakeven.models.performance import Performance, performance
 from breakeven.models.reload import continued_share
 from breakeven.models.tables import Catalog, Resolved, ResolvedStage, resolve
 from breakeven.models.workload import Workload

@@ -21,8 +21,9 @@ from breakeven.models.attainment import (
     ttft_cdf,
 )
 from breakeven.models.deployment import Deployment
+from breakeven.models.limits import Doubts, Violations
 from breakeven.models.operating_point import most_sequences
-from breakeven.models.performance import Doubts, Violations, performance
+from breakeven.models.performance import performance
 from breakeven.models.residuals import interval
 from breakeven.models.screening import screen
 from breakeven.models.serving import LIGHTEST, Outcome, evaluate, evaluate_max_load

@@ -17,7 +17,7 @@ import numpy as np
 from breakeven.models.attainment import Slo
 from breakeven.models.deployment import Deployment
 from breakeven.models.economics import fleet
-from breakeven.models.performance import Doubts
+from breakeven.models.limits import Doubts
 from breakeven.models.serving import evaluate
 from breakeven.models.tables import Catalog, resolve
 from breakeven.models.topology import STAGES

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from breakeven.models.bundle import Bundle, decode_sides, prefill_call
-from breakeven.models.performance import Performance, machines, performance
+from breakeven.models.performance import Performance, performance
+from breakeven.models.pools import machines
 from breakeven.models.steps import Coefficients, StepTime, expert_hit_share, prefill_chunks
 from breakeven.models.tables import Resolved, resolve
 from breakeven.optimizer.evaluator import Evaluator

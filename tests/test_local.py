@@ -13,7 +13,7 @@ from test_measured import ROW, points
 
 from breakeven.models.inputs import InputError
 from breakeven.models.local import Correction
-from breakeven.models.performance import coefficients
+from breakeven.models.pools import coefficients
 from breakeven.models.serving import evaluate
 from breakeven.models.simulation.machine import machines
 from breakeven.models.tables import resolve

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 from breakeven.models.memory import pool_memory
-from breakeven.models.performance import StageCoefficients, coefficients, kv_transfer_s, pools, request_s
+from breakeven.models.pools import StageCoefficients, coefficients, kv_transfer_s, pools, request_s
 from breakeven.models.reload import Reload, prefix_tokens
 from breakeven.models.simulation.state import CHUNKED, COLOCATED, NO_TIER, SPLIT, Plan, Speed, TierPlan
 from breakeven.models.tables import Catalog, Resolved

@@ -1,0 +1,128 @@
+"""The limits a deployment may break, and where the approximations that it is judged by were not confirmed."""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from breakeven.models.economics import Fleet
+from breakeven.models.memory import pool_memory
+from breakeven.models.numerics import TINY
+from breakeven.models.operating_point import OperatingPoint, Pools, State
+from breakeven.models.tables import Catalog, Resolved
+from breakeven.models.waits import CallWaits
+from breakeven.models.workload import Workload
+
+
+class Busy(NamedTuple):
+    """Utilizations of prefill and decode engines, of the link and of the path to the KV tiers, shapes (n,)."""
+
+    prefill: Array
+    decode: Array
+    link: Array
+    tiers: Array
+
+
+class Violations(NamedTuple):
+    """Relative excess over each limit, shapes (n,): feasible where all are <= 0."""
+
+    weights: Array
+    kv_cache: Array
+    prefill: Array
+    decode: Array
+    link: Array
+    tiers: Array
+    budget: Array
+    power: Array
+    inventory: Array
+
+
+class Doubts(NamedTuple):
+    """Where the queueing approximations were not confirmed by simulation, booleans of shape (n,)."""
+
+    shared_pool_busy: Array  # above half load, prefill and decode in one pool
+    decode_busy: Array  # decode above 0.8
+    batch_limit: Array  # more than 2 % wait for room in the decode batch
+    link_busy: Array  # bursty prefill over a link above 0.3
+    few_prefill_engines: Array  # one or two, with a heavy-tailed prompt
+    cache_unsettled: Array  # a surge of sessions tips it over for good, or the fixed point was not reached
+    cache_short: Array  # more than 2 % of continued calls lose their prefix, 5 % where prefill is apart
+    in_step: Array  # prefill and decode in a pool whose pipeline stages or data-parallel ranks keep step
+    sides_apart: Array  # attention apart from feed-forward layers, which is not simulated
+
+
+def pool_use(resolved: Resolved, prefill: Array, decode: Array) -> tuple[Array, ...]:
+    """Share of time that the pool of each stage is busy: with what keeps it busiest."""
+    stages, found = resolved.stages, []
+    for stage in stages:
+        use = jnp.zeros_like(prefill)
+        for other, share in zip(stages[1:], (prefill, prefill, decode, decode), strict=True):
+            use = jnp.where(other.choice.pool == stage.choice.pool, jnp.maximum(use, share), use)
+        found.append(use)
+    return tuple(found)
+
+
+def limits_broken(
+    resolved: Resolved,
+    pools: Pools,
+    workload: Workload,
+    busy: Busy,
+    money: Fleet,
+    catalog: Catalog,
+) -> Violations:
+    """Excess over each limit at these utilizations."""
+    economy, engine = catalog.economy, catalog.engine
+    p, d = resolved.prefill_attention, resolved.decode_attention
+    others = (
+        [resolved.encode]
+        if resolved.activations is None
+        else [resolved.encode, resolved.prefill_ffn, resolved.decode_ffn]
+    )
+    memory = [pool_memory(resolved, s, catalog.llm, engine, workload.mean_prompt) for s in others]
+    memory += [pools.prefill_memory, pools.decode_memory]
+    short = [-m.free_bytes / s.hardware.memory_bytes for m, s in zip(memory, (*others, p, d), strict=True)]
+    room = jnp.minimum(
+        pools.prefill_memory.capacity_tokens / pools.prefill_workers,
+        pools.decode_memory.capacity_tokens / pools.decode.workers,
+    )
+    return Violations(
+        weights=functools.reduce(jnp.maximum, short),
+        kv_cache=workload.max_tokens / jnp.maximum(room, 1.0) - 1.0,
+        prefill=busy.prefill - 1.0,
+        decode=busy.decode - 1.0,
+        link=busy.link - 1.0,
+        tiers=busy.tiers - 1.0,
+        budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,
+        power=money.power_w / economy.max_power_w - 1.0,
+        inventory=money.inventory_excess,
+    )
+
+
+def _sides_apart(resolved: Resolved) -> Array:
+    pa, pf, da, df = (s.choice.pool for s in resolved.stages[1:])
+    return (pa != pf) | (da != df)
+
+
+def doubts(
+    resolved: Resolved,
+    pools: Pools,
+    state: State,
+    point: OperatingPoint,
+    decode_use: Array,
+    waits: CallWaits,
+    tipped: Array,
+) -> Doubts:
+    service_cv2 = point.service.second / (point.service.first**2 + TINY) - 1.0
+    moved = jnp.abs(point.state.batch / state.batch - 1.0) > 0.05
+    return Doubts(
+        shared_pool_busy=(pools.shared > 0.0) & (jnp.maximum(point.prefill_utilization, decode_use) > 0.5),
+        decode_busy=point.state.decode_busy > 0.8,
+        batch_limit=waits.admission.probability > 0.02,
+        link_busy=(waits.link_utilization > 0.3) & (waits.departures_cv2 > 1.5),
+        few_prefill_engines=(pools.shared <= 0.0) & (pools.prefill_replicas <= 2.0) & (service_cv2 > 4.0),
+        cache_unsettled=tipped | moved,
+        cache_short=state.miss > jnp.where(pools.shared > 0.5, 0.02, 0.05),
+        in_step=(pools.shared > 0.5) & (pools.prefill_ways > 1.0),
+        sides_apart=_sides_apart(resolved),
+    )
