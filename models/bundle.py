@@ -349,9 +349,11 @@ def prefill_call(
     given = llm, tokens, tokens, pairs, context, chunks
     alone = prefill_time(wide.engine, *given)
     sides = prefill_time(wide.attention, *given), prefill_time(wide.ffn, *given)
-    one = jnp.ones_like(machine.count)
-    marginal = prefill_marginal(machine.engine, llm, one, one)
-    return PrefillTime(alone, sides, alone.total_s, alone.total_s, alone.total_s, *marginal)
+    # Data-parallel ranks that all prefill share the experts: each of their tokens is arithmetic for all of them.
+    ranks = wide.data_parallel
+    busy_s = prefill_time(wide.engine, llm, ranks * tokens, tokens, pairs, context, chunks).total_s
+    marginal = prefill_marginal(machine.engine, llm, machine.data_parallel, jnp.ones_like(machine.count))
+    return PrefillTime(alone, sides, busy_s, busy_s, busy_s, *marginal)
 
 
 def _prefill_apart(

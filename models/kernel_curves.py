@@ -22,6 +22,7 @@ NUMBERS = {
     "vision_attention": ("share", "half_keys", "softmax_flops", "latency_s"),
     "allreduce": ("share", "latency_s", "half_bytes", "per_rank", "ring_power"),
     "alltoall": ("share", "latency_s", "half_bytes"),
+    "gather": ("share", "latency_s", "half_bytes", "per_rank"),
 }
 PRECISIONS = {
     "gemm": ("bf16", "int8", "fp8", "fp8_block", "fp4"),

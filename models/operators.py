@@ -58,8 +58,18 @@ def allreduce_bytes(curve: Curve, size_bytes: Number, ranks: Number) -> Array:
     return size_bytes * (2.0 * (ranks - 1.0) / ranks) ** curve["ring_power"]
 
 
-def allreduce_latency_s(curve: Curve, ranks: Number) -> Array:
-    """Seconds of an all-reduce of next to nothing; each rank beyond two adds a share."""
+def hit_ranks(ranks: Number, experts_active: Number) -> Array:
+    """Other ranks that a token must reach when its k experts stand on r ranks: (r - 1) (1 - (1 - 1/r)^k).
+
+    >>> round(float(hit_ranks(8.0, 8.0)), 2)
+    4.59
+    """
+    others = jnp.maximum(jnp.asarray(ranks), 1.0 + 1e-6)
+    return -(others - 1.0) * jnp.expm1(experts_active * jnp.log1p(-1.0 / others))
+
+
+def collective_latency_s(curve: Curve, ranks: Number) -> Array:
+    """Seconds of a collective of next to nothing; each rank beyond two adds a share."""
     return curve["latency_s"] * (1.0 + curve["per_rank"] * jnp.maximum(ranks - 2.0, 0.0))
 
 

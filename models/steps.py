@@ -23,9 +23,10 @@ from breakeven.models.numerics import smooth_max
 from breakeven.models.operators import (
     Curve,
     allreduce_bytes,
-    allreduce_latency_s,
+    collective_latency_s,
     compute_s,
     exchange_s,
+    hit_ranks,
     pair_s,
     permute_s,
     read_s,
@@ -132,7 +133,7 @@ def _allreduce(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, A
     t, curve = stage.choice.tensor_parallel, stage.hardware.kernels["allreduce"]
     volume = allreduce_bytes(curve, ACTIVATION_BYTES * llm.hidden, jnp.maximum(t, 2.0))
     hops = (stage.choice.pipeline_parallel - 1.0) * 0.5
-    one_s = allreduce_latency_s(curve, t) + engine.allreduce_s
+    one_s = collective_latency_s(curve, t) + engine.allreduce_s
     token_s, root_s = exchange_s(curve, volume, collective_bytes_per_s(stage.hardware, t))
     return (
         jnp.where(t > 1.0, llm.layers, 0.0) * one_s + hops * one_s,
@@ -141,23 +142,44 @@ def _allreduce(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, A
     )
 
 
-def _alltoall(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array, Array]:
-    """As `_allreduce`, of dispatching to and combining from whole experts on other ranks.
+def _exchange(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array, Array]:
+    """As `_allreduce`, of bringing tokens to whole experts on other ranks (1 byte an element) and back (2 bytes).
 
-    Dispatch moves 1 byte and combine 2 bytes per element and selected expert.
+    On no more ranks than a token has experts, engines gather all tokens on every rank and scatter the sums; on more
+    they send each token to the ranks that hold one of its experts, by a kernel that waits longer;
+    between nodes one copy goes to each that holds one of a token's experts, and is handed on there (DeepEP).
     """
-    choice, curve = stage.choice, stage.hardware.kernels["alltoall"]
+    choice, kernels = stage.choice, stage.hardware.kernels
     active = (choice.expert_parallel > 1.0) & (choice.data_parallel > 1.0)
     ranks = choice.tensor_parallel * choice.data_parallel
-    token_bytes = 3.0 * llm.experts_active * llm.hidden
-    token_s, root_s = exchange_s(curve, token_bytes, collective_bytes_per_s(stage.hardware, ranks))
+    link = collective_bytes_per_s(stage.hardware, ranks)
+    copy = llm.hidden / choice.tensor_parallel
+    nodes = ranks / jnp.maximum(stage.hardware.scaleup_domain, stage.hardware.per_instance)
+    sent = hit_ranks(jnp.where(nodes > 1.0, nodes, ranks), llm.experts_active)
+    token_s, root_s = exchange_s(kernels["alltoall"], 3.0 * sent * copy, link)
+    there_s, there_root_s = exchange_s(kernels["gather"], (ranks - 1.0) * copy, link)
+    back_s, back_root_s = exchange_s(kernels["gather"], 2.0 * (ranks - 1.0) * copy, link)
+    gathers = ranks <= llm.experts_active
+    latency_s = jnp.where(
+        gathers,
+        2.0 * collective_latency_s(kernels["gather"], ranks),
+        kernels["alltoall"]["latency_s"] * engine.alltoall_share,
+    )
     layers = jnp.where(active, llm.moe_layers, 0.0)
-    return layers * curve["latency_s"] * engine.alltoall_share, layers * token_s, layers * root_s
+    return (
+        layers * latency_s,
+        layers * jnp.where(gathers, there_s + back_s, token_s),
+        layers * jnp.where(gathers, there_root_s + back_root_s, root_s),
+    )
 
 
 def _attention_curve(stage: ResolvedStage, llm: LLM, kv_bytes: Array, phase: str) -> Curve:
-    """The curve of this attention: latent or not, of an 8-bit or a 16-bit cache."""
-    kernels, latent, wide = stage.hardware.kernels, llm.latent > 0.5, kv_bytes > 1.5
+    """The curve of this attention: latent or not, of an 8-bit or a 16-bit cache.
+
+    All queries of one K/V head decode like those of a latent, which is such a head of all queries.
+    """
+    kernels, wide = stage.hardware.kernels, kv_bytes > 1.5
+    latent = llm.kv_shards < 1.5 if phase == "decode" else llm.latent > 0.5
 
     def kind(name: str) -> Curve:
         byte, word = kernels[f"{name}_fp8"], kernels[f"{name}_bf16"]
@@ -226,7 +248,7 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Arra
     imbalance = jnp.where(choice.expert_parallel > 1.0, engine.expert_imbalance, 1.0)
     expert_share = llm.experts_active / jnp.maximum(llm.experts, 1.0)
     latency_s, token_s, root_s = _allreduce(stage, llm, engine)
-    dispatch_s, dispatch_token_s, dispatch_root_s = (x * (1.0 - apart) for x in _alltoall(stage, llm, engine))
+    dispatch_s, dispatch_token_s, dispatch_root_s = (x * (1.0 - apart) for x in _exchange(stage, llm, engine))
     weight_s = llm.dense_weights * stage.dense_bytes / stage.dense_read_bytes_per_s
     head_s = llm.head_weights * stage.head_bytes / stage.head_read_bytes_per_s
     routed = llm.moe_layers * llm.experts_active * llm.hidden / choice.expert_parallel
@@ -294,11 +316,12 @@ def prefill_time(
 ) -> StepTime:
     """Prefill of one call on an engine of both stages, or one of them.
 
-    It has `tokens` uncached tokens (`rank_tokens` on a data-parallel rank) with `pairs` query-key pairs in a prompt of
-    `context` tokens. Every pass reads the weights, the experts it hits and the KV cache before it.
+    It has `tokens` uncached tokens with `pairs` query-key pairs in a prompt of `context` tokens, `rank_tokens` of them
+    on a data-parallel rank; where all ranks prefill such calls, `tokens` are those of all. Every pass reads the
+    weights, the experts it hits and the KV cache before it.
     """
     read_s = None if side.expert_s is None else side.expert_s * expert_hit_share(tokens / passes, llm)
-    selected = jnp.minimum(pairs, tokens * llm.sparse_topk)
+    selected = jnp.minimum(pairs, rank_tokens * llm.sparse_topk)
     products_s = _roofline(side.projection_s, side.projection_token_s, passes, rank_tokens)
     return StepTime(
         products_s=products_s + _roofline(side.weight_s, side.token_s, passes, rank_tokens),
@@ -306,7 +329,7 @@ def prefill_time(
         attention_s=_linear(
             (side.pair_s, pairs),
             (side.selected_pair_s, selected),
-            (side.query_s, tokens),
+            (side.query_s, rank_tokens),
             (side.prefill_context_s, context * passes),
         ),
         collective_s=side.collective_token_s * rank_tokens
@@ -320,8 +343,8 @@ def prefill_marginal(side: Coefficients, llm: LLM, share: Array, rank_share: Arr
 
     Of each token `share` goes through an engine, `rank_share` through each of its data-parallel ranks.
     """
-    token_s = _linear((side.expert_token_s, share), (side.permute_token_s, share), (side.query_s, share))
-    ranked = (side.projection_token_s, side.token_s, side.collective_token_s, side.activation_token_s)
+    ranked = (side.projection_token_s, side.token_s, side.collective_token_s, side.activation_token_s, side.query_s)
+    token_s = _linear((side.expert_token_s, share), (side.permute_token_s, share))
     token_s = token_s + _linear(*((coefficient, rank_share) for coefficient in ranked))
     dense = jnp.where(llm.sparse_topk < llm.max_context, 0.0, 1.0)
-    return token_s, _linear((side.pair_s, share), (side.selected_pair_s, dense * share))
+    return token_s, _linear((side.pair_s, rank_share), (side.selected_pair_s, dense * rank_share))

@@ -96,6 +96,9 @@ class Engine:
     burst_factor: Array  # time of a prompt in a burst of prompts over its time alone
     split_burst_factor: Array  # the same where prompts meet a prefill pool of its own
     reserve_output_share: Array  # of the output, what admission counts beside the prompt (mean need: 0.5)
+    preempts: (
+        Array  # 1.0: simulations admit by the prompt and preempt when the cache is full, 0.0: they reserve the output
+    )
     memory_fraction: Array
     reserve_bytes: Array
 

@@ -256,6 +256,14 @@ def _read_nccl(rows: pd.DataFrame) -> pd.DataFrame:
     return _messages(rows)
 
 
+def _read_gather(rows: pd.DataFrame) -> pd.DataFrame:
+    """All-gather and reduce-scatter: of the whole message each rank gets, or sends, the part of the others."""
+    rows = rows.loc[rows["op_name"].isin(["all_gather", "reduce_scatter"]) & (rows["nccl_dtype"] == "half")].copy()
+    rows["precision"], rows["variant"], rows["backend"] = "", "", "nccl"
+    rows = _messages(rows)
+    return rows.assign(bytes=rows["bytes"] * (rows["ranks"] - 1.0) / rows["ranks"])
+
+
 def _messages(rows: pd.DataFrame) -> pd.DataFrame:
     """Every message counts: there is no cache to exceed."""
     rows["ranks"], rows["bytes"] = rows["num_gpus"], ACTIVATION_BYTES * rows["message_size"]
@@ -265,7 +273,12 @@ def _messages(rows: pd.DataFrame) -> pd.DataFrame:
 def allreduce_s(curve: op.Curve, x: Sizes) -> Array:
     """One all-reduce inside a node."""
     volume = op.allreduce_bytes(curve, x["bytes"], x["ranks"])
-    return op.allreduce_latency_s(curve, x["ranks"]) + sum(op.exchange_s(curve, volume, x["link"]))
+    return op.collective_latency_s(curve, x["ranks"]) + sum(op.exchange_s(curve, volume, x["link"]))
+
+
+def gather_s(curve: op.Curve, x: Sizes) -> Array:
+    """One all-gather or reduce-scatter inside a node."""
+    return op.collective_latency_s(curve, x["ranks"]) + sum(op.exchange_s(curve, x["bytes"], x["link"]))
 
 
 def _read_alltoall(rows: pd.DataFrame) -> pd.DataFrame:
@@ -279,13 +292,14 @@ def _read_alltoall(rows: pd.DataFrame) -> pd.DataFrame:
     both["latency_us"] = both["dispatch"] + both["combine"]
     best = both.loc[both.groupby(keys)["latency_us"].idxmin()].copy()
     best["precision"], best["variant"], best["beyond_bytes"] = "", "", np.inf
-    best["bytes"] = 3.0 * best["num_tokens"] * best["topk"] * best["hidden_size"]
+    sent = np.asarray(op.hit_ranks(best["ep_size"].to_numpy(float), best["topk"].to_numpy(float)))
+    best["bytes"] = 3.0 * best["num_tokens"] * sent * best["hidden_size"]
     best["link"] = _link(best, "ep_size")
     return best
 
 
 def alltoall_s(curve: op.Curve, x: Sizes) -> Array:
-    """Dispatch (1 byte) and combine (2 bytes an element) of the copies of each rank's tokens."""
+    """Dispatch (1 byte) and combine (2 bytes an element) of each rank's tokens to the ranks that they must reach."""
     return curve["latency_s"] + sum(op.exchange_s(curve, x["bytes"], x["link"]))
 
 
@@ -295,7 +309,8 @@ _PRODUCT = {"share": _SHARE, "read": _READ, "latency_s": _LATENCY}
 _PREFILL = {"share": (0.02, 2.0), "half_keys": (1.0, 4096.0), "latency_s": _LATENCY, "read": _READ}
 _SOFTMAX = {"softmax_flops": (1.0, 512.0)}
 _EXCHANGE = {"share": (0.02, 2.0), "latency_s": _LATENCY, "half_bytes": (1.0, 1e8)}
-_ALLREDUCE = _EXCHANGE | {"per_rank": (1e-3, 1.0), "ring_power": (0.02, 2.0)}
+_GATHER = _EXCHANGE | {"per_rank": (1e-3, 1.0)}
+_ALLREDUCE = _GATHER | {"ring_power": (0.02, 2.0)}
 
 OPERATORS = (
     Operator(
@@ -324,6 +339,7 @@ OPERATORS = (
         ("bytes", "ranks"),
     ),
     Operator("allreduce", ("nccl_version", "op_name"), _read_nccl, allreduce_s, _ALLREDUCE, ("bytes", "ranks")),
+    Operator("gather", ("nccl_version", "op_name"), _read_gather, gather_s, _GATHER, ("bytes", "ranks")),
     Operator(
         "prefill_mla", ("mla_dtype", "isl", "tp_size"), _read_prefill_mla, prefill_mla_s, _PREFILL, ("isl", "num_heads")
     ),
@@ -359,17 +375,15 @@ _BY_KIND = {operator.kind: operator for operator in OPERATORS}
 _NOT_SIZES = ("system", "backend", "accelerator", "precision", "variant", "generation", "version", "arithmetic")
 
 
-def recognised(table: pd.DataFrame) -> Operator | None:
-    """The operator that a table times, told from its columns and, for attention, from its decode rows of one token."""
+def recognised(table: pd.DataFrame) -> list[Operator]:
+    """The operators that a table times, told from its columns and, for attention, from its decode rows of one token."""
     columns = set(table.columns)
-    for operator in OPERATORS:
-        if not set(operator.columns) <= columns:
-            continue
-        if operator.kind.startswith(("prefill", "decode")):
-            decode = bool((table["isl"] == 1).all())
-            return _BY_KIND[operator.kind.replace("prefill", "decode") if decode else operator.kind]
-        return operator
-    return None
+    fits = [operator for operator in OPERATORS if set(operator.columns) <= columns]
+    if fits and fits[0].kind.startswith(("prefill", "decode")):
+        decode = bool((table["isl"] == 1).all())
+        kind = fits[0].kind
+        return [_BY_KIND[kind.replace("prefill", "decode") if decode else kind]]
+    return [operator for operator in fits if operator.columns == fits[0].columns]
 
 
 def kernel_files(paths: Sequence[str | Path]) -> list[Path]:
@@ -388,7 +402,7 @@ def is_kernel_table(path: Path) -> bool:
         head = pd.read_csv(path, nrows=2, low_memory=False)
     except (OSError, ValueError, UnicodeDecodeError):
         return False
-    return any(name in head.columns for name in MEASURED) and (recognised(head) is not None)
+    return any(name in head.columns for name in MEASURED) and bool(recognised(head))
 
 
 def read_kernels(paths: Sequence[str | Path]) -> tuple[list[Samples], dict[str, int]]:
@@ -397,11 +411,11 @@ def read_kernels(paths: Sequence[str | Path]) -> tuple[list[Samples], dict[str, 
     left: dict[str, int] = {}
     for path in kernel_files(paths):
         frame = _read(path)
-        operator = recognised(frame)
-        if operator is None or not any(name in frame.columns for name in MEASURED):
+        operators = recognised(frame)
+        if not operators or not any(name in frame.columns for name in MEASURED):
             left[f"{path.name}: no kernel that the model has"] = len(frame)
             continue
-        found, unknown, unused = _samples(operator, frame, path)
+        found, unknown, unused = _samples(operators, frame, path)
         samples += found
         if unknown:
             left[f"{path.name}: system is not in the catalogue"] = unknown
@@ -428,11 +442,22 @@ def _read(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _samples(operator: Operator, frame: pd.DataFrame, path: Path) -> tuple[list[Samples], int, int]:
+def _samples(operators: Sequence[Operator], frame: pd.DataFrame, path: Path) -> tuple[list[Samples], int, int]:
+    """(samples, rows of systems that are not in the catalogue, rows that no operator reads)."""
     if "system" not in frame.columns:
         raise InputError("system", None, "is required: the accelerator of each row", str(path))
     frame = frame.assign(accelerator=[_system(str(name)) for name in frame["system"]])
     known = frame.loc[frame["accelerator"] != ""]
+    found, used = [], 0
+    for operator in operators:
+        rows = _read_rows(operator, known, path)
+        groups = rows.groupby(["generation", "precision", "backend", "variant"], sort=True)
+        found += [_group(operator, cast(Any, key), part) for key, part in groups]
+        used += len(rows)
+    return found, len(frame) - len(known), len(known) - used
+
+
+def _read_rows(operator: Operator, known: pd.DataFrame, path: Path) -> pd.DataFrame:
     try:
         rows = operator.read(known)
     except KeyError as error:
@@ -443,10 +468,7 @@ def _samples(operator: Operator, frame: pd.DataFrame, path: Path) -> tuple[list[
         arithmetic=rows["precision"] if operator.kind in ("gemm", "experts") else "bf16",
         generation=[_generation(name) for name in rows["accelerator"]],
     )
-    rows = pd.concat([rows, _hardware(rows, "given")], axis=1)
-    groups = rows.groupby(["generation", "precision", "backend", "variant"], sort=True)
-    found = [_group(operator, cast(Any, key), part) for key, part in groups]
-    return found, len(frame) - len(known), len(known) - len(rows)
+    return pd.concat([rows, _hardware(rows, "given")], axis=1)
 
 
 def _generation(accelerator: str) -> str:

@@ -31,7 +31,15 @@ def test_half_of_the_link_is_left_at_half_bytes():
     assert float(sum(operators.exchange_s(curve, 1e6, 1e9))) == pytest.approx(2e-3)
     assert float(operators.allreduce_bytes(curve, 1.0, 8.0)) == pytest.approx(1.75)
     assert float(operators.allreduce_bytes(curve, 1.0, 2.0)) == 1.0
-    assert float(operators.allreduce_latency_s(curve, 8.0)) == pytest.approx(1.6e-6)
+    assert float(operators.collective_latency_s(curve, 8.0)) == pytest.approx(1.6e-6)
+
+
+def test_a_token_reaches_the_ranks_that_hold_its_experts():
+    """All others where it has very many experts, k of very many ranks, (r - 1) / r of one for one expert."""
+    assert float(operators.hit_ranks(8.0, 1e4)) == pytest.approx(7.0)
+    assert float(operators.hit_ranks(1e6, 8.0)) == pytest.approx(8.0, rel=0.1)
+    assert float(operators.hit_ranks(4.0, 1.0)) == pytest.approx(0.75)
+    assert float(operators.hit_ranks(1.0, 8.0)) == pytest.approx(0.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("generation", ["hopper", "blackwell", "blackwell-ultra", "ampere", "cdna3", "unheard-of"])
@@ -83,6 +91,23 @@ def test_a_fit_finds_the_curve_that_made_the_rows(tmp_path):
     assert found.numbers["latency_s"] == pytest.approx(5e-6, rel=0.1)
     assert found.summary()["worst_decile"] < 0.01
     assert "[hopper.gemm_bf16]\nshare = 0.7" in kernels_file([found])
+
+
+def test_one_table_times_two_collectives(tmp_path):
+    """All-reduce and all-gather of 8 ranks that follow a curve: of a gather the others' part crosses the link."""
+    size = 2.0 ** np.arange(10, 30)
+    curve = {"share": 0.7, "latency_s": 1e-5, "half_bytes": 1e6, "per_rank": 0.1}
+    link = 450e9
+    seconds = operators.collective_latency_s(curve, 8.0) + sum(operators.exchange_s(curve, size * 7.0 / 8.0, link))
+    rows = {"system": "h100_sxm", "nccl_version": "2", "nccl_dtype": "half", "num_gpus": 8, "message_size": size / 2.0}
+    tables = [
+        pd.DataFrame(rows | {"op_name": name, "latency_ms": 1e3 * seconds}) for name in ("all_gather", "all_reduce")
+    ]
+    pd.concat(tables).to_csv(tmp_path / "nccl.csv", index=False)
+    samples, _ = read_kernels([tmp_path / "nccl.csv"])
+    assert sorted(s.name for s in samples) == ["allreduce", "gather"]
+    (found,) = fit_kernels([s for s in samples if s.name == "gather"])
+    assert found.summary()["median"] < 0.01
 
 
 def test_bad_kernel_tables_are_one_line(tmp_path):

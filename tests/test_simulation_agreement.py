@@ -62,6 +62,12 @@ def test_step_times_are_those_of_the_model(llm: str, depth: int, ranks: int) -> 
         whole = Bundle(attention, ffn, jnp.ones(1), jnp.ones(1), jnp.ones(1), None)
         expected = prefill_call(whole, made.catalog.llm, u, q, c, jnp.array([8192.0])).alone.total_s[0, 0]
         assert simulated == pytest.approx(float(expected), rel=1e-4)
+        # as many such prompts as there are data-parallel ranks, one on each
+        share, n = 1.0 / ranks, float(ranks)
+        simulated = mixed_s(speed, 0.0, 0.0, 0.0, n * tokens, n * pairs, n * selected, n * context, ranks, share)
+        every = Bundle(attention, ffn, jnp.ones(1), jnp.ones(1), jnp.full(1, n), None)
+        expected = prefill_call(every, made.catalog.llm, u, q, c, jnp.array([8192.0])).busy_s[0, 0]
+        assert simulated == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_sessions_in_progress_at_the_beginning_are_those_of_the_steady_state() -> None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from breakeven.models import operators
 from breakeven.models.bundle import Bundle, decode_step, prefill_call
 from breakeven.models.kernel_curves import curves
 from breakeven.models.llm import LLM, llms
@@ -106,6 +107,21 @@ def test_beyond_the_scale_up_domain_ranks_share_the_host_link_then_the_nic(one):
     found = np.asarray(collective_bytes_per_s(hw, jnp.array([2.0, 8.0, 16.0])))
     expected = [float(hw.host_bytes_per_s[0])] * 2 + [float(hw.nic_bytes_per_s[0])]
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("name", "layers", "hidden"), [("deepseek-v3", 58, 7168.0), ("gpt-oss-120b", 36, 2880.0)])
+def test_tokens_are_gathered_on_few_ranks_and_sent_to_their_experts_on_many(one, name, layers, hidden):
+    """On 8 ranks, with 1 byte an element there and 2 back: of 8 experts a token everywhere, of 4 where they stand."""
+    layout = {"tensor_parallel": 1, "data_parallel": 8, "expert_parallel": True, "pipeline_parallel": 1}
+    resolved, study = one(f"llm={name}", weights="fp8", **layout)
+    link = float(collective_bytes_per_s(resolved.decode_ffn.hardware, 8.0 * ONE)[0])
+    if name == "deepseek-v3":
+        sizes, curve = [7.0 * hidden * 64.0, 2.0 * 7.0 * hidden * 64.0], HOPPER["gather"]
+    else:
+        sizes, curve = [3.0 * float(operators.hit_ranks(8.0, 4.0)) * hidden * 64.0], HOPPER["alltoall"]
+    expected = layers * sum(sum(operators.exchange_s(curve, size, link)) for size in sizes)
+    found = step(resolved, study, batch=512.0)
+    assert float(found.collective_s[0]) == pytest.approx(float(expected), rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "ranks", "shards"), [("llama-3.1-70b", 4, 4), ("llama-3.1-70b", 16, 8)])
