@@ -13,7 +13,7 @@ from jax import Array
 
 from breakeven.models.llm import LLM
 from breakeven.models.numerics import TINY
-from breakeven.models.operators import allreduce_bytes, allreduce_latency_s, exchange_s, pair_s, read_s
+from breakeven.models.operators import allreduce_bytes, collective_latency_s, exchange_s, pair_s, read_s
 from breakeven.models.queueing import Moments, Wait, queue_wait, uniform_wait
 from breakeven.models.steps import (
     ACTIVATION_BYTES,
@@ -55,7 +55,7 @@ def encoder_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coef
     moved = engine.activation_passes * ACTIVATION_BYTES * llm.encoder_hidden * llm.encoder_layers
     rate = t * gemm["share"] * peak
     return Coefficients(
-        step_s=llm.encoder_layers * layer_s + parallel * (allreduce_latency_s(reduce, t) + engine.allreduce_s),
+        step_s=llm.encoder_layers * layer_s + parallel * (collective_latency_s(reduce, t) + engine.allreduce_s),
         collective_token_s=parallel * token_s,
         collective_root_s=parallel * root_s,
         activation_token_s=read_s(gemm, moved, bandwidth) * jnp.ones_like(t),

@@ -8,16 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from breakeven.models.encoder import encode_time, encoder_coefficients
+from breakeven.models.encoder import encode_load, encode_time, encoder_coefficients, encoding
 from breakeven.models.inputs import InputError
 from breakeven.models.llm import LLM, llms
 from breakeven.models.media import media, seen_by
-from breakeven.models.performance import performance
 from breakeven.models.serving import evaluate
 from breakeven.models.sessions import sample_sessions, session_spec
 from breakeven.models.tables import resolve
 from breakeven.models.topology import STAGES, all_partitions
-from breakeven.models.workload import Images
+from breakeven.models.workload import Images, PrefillNodes
 from breakeven.optimizer.evaluator import SMALL
 
 QWEN = llms()["qwen3-vl-8b"]
@@ -80,15 +79,7 @@ def test_seconds_of_an_image_are_a_roofline(one):
     side = encoder_coefficients(resolved.encode, llm, made.catalog.engine)
     image = Images(jnp.float32(4000.0), jnp.float32(1000.0), jnp.float32(1.0))
     alone, two = (
-        encode_time(
-            side,
-            llm,
-            Images(jnp.float32(4000.0), jnp.float32(1000.0), jnp.float32(1.0)),
-            jnp.array([n]),
-            jnp.ones(1),
-            jnp.ones(1),
-        ).total_s[0]
-        for n in (1.0, 2.0)
+        encode_time(side, llm, image, jnp.array([n]), jnp.ones(1), jnp.ones(1)).total_s[0] for n in (1.0, 2.0)
     )
     hw, tower = resolved.encode.hardware, QWEN.encoder
     assert tower is not None
@@ -146,22 +137,14 @@ def column(outcome: Any, name: str) -> np.ndarray:
 
 
 def test_kept_features_cost_nothing_and_reuse_never_costs(tried):
-    """With every feature kept nothing is encoded: the same as visual tokens that a model takes as text."""
-    times = [column(tried(SCREENS | {"image_reuse": r})[0], "ttft_mean_s") for r in (0.0, 0.5, 1.0)]
+    """With every feature kept nothing is encoded: an encoder apart then changes nothing but what it costs."""
+    found = [tried(SCREENS | {"image_reuse": r})[0] for r in (0.0, 0.5, 1.0)]
+    times = [column(outcome, "ttft_mean_s") for outcome in found]
     assert (times[0] > times[1]).all() and (times[1] > times[2]).all()
-    kept, study = tried(SCREENS | {"image_reuse": 1.0})
-    text = dataclasses.replace(
-        study.workload,
-        images=None,
-        **{
-            name: dataclasses.replace(getattr(study.workload, name), images=None, pictured=None)
-            for name in ("resident", "recomputed", "missed")
-        },
-    )
-    plain = evaluate(study.space.deployment(np.resize(study.space.offsets[:-1], SMALL)), text, study.slo, study.catalog)
-    for name in plain._fields:
-        if name not in ("violations", "doubts", "trust"):
-            assert column(kept, name) == pytest.approx(column(plain, name), rel=1e-5, abs=1e-6), name
+    for name in ("ttft_mean_s", "tpot_mean_s", "call_mean_s", "slo_attainment", "utilization_prefill"):
+        one = column(found[2], name)
+        assert one[[1, 3]] == pytest.approx(one[[0, 2]], rel=1e-6), name
+    assert not column(found[2], "utilization_encode").any()
 
 
 def test_an_encoder_apart_adds_a_queue_and_a_link_and_takes_work_away(tried):
@@ -197,23 +180,27 @@ def test_every_partition_is_evaluated_with_images(made):
     assert (own == ~prefills).all()
 
 
-def test_attainment_has_a_derivative_by_the_encoder_and_its_link(made):
+def test_times_have_derivatives_by_the_encoder_where_it_is_apart_and_where_it_is_not(made):
     study = type(made).parse({**made.data, "workload": SCREENS}, "test")
     resolved = resolve(study.space.deployment(study.space.offsets[:-1]), study.catalog)
+    workload, one = study.workload, jnp.ones(5)
 
-    @jax.jit
-    def slope(flops: jax.Array) -> jax.Array:
-        def time(factor: jax.Array) -> jax.Array:
-            hw = dataclasses.replace(
-                resolved.encode.hardware, bf16_flops_per_s=resolved.encode.hardware.bf16_flops_per_s * factor
-            )
-            moved = dataclasses.replace(resolved, encode=dataclasses.replace(resolved.encode, hardware=hw))
-            return performance(moved, study.workload, study.catalog).latency.ttft_mean_s.sum()
+    def time(factor: jax.Array) -> jax.Array:
+        hw = dataclasses.replace(
+            resolved.encode.hardware, bf16_flops_per_s=resolved.encode.hardware.bf16_flops_per_s * factor
+        )
+        moved = dataclasses.replace(resolved, encode=dataclasses.replace(resolved.encode, hardware=hw))
+        found = encoding(moved, workload, study.catalog, *(_wide(x) for x in (workload.resident, workload.missed)))
+        assert found is not None
+        waits = encode_load(found, 50.0 * one, 0.1 * one, 0.01 * one, one).waits
+        return sum(wait.average_s + wait.variance_s2 for wait in waits) + found.seconds.sum(-1)
 
-        return jax.grad(time)(flops)
+    slope = np.asarray(jax.jacfwd(time)(jnp.float32(1.0))), np.asarray(jax.jacrev(time)(jnp.float32(1.0)))
+    assert (slope[0] < 0.0).all() and slope[1] == pytest.approx(slope[0], rel=1e-3)
 
-    found = slope(jnp.float32(1.0))
-    assert np.isfinite(float(found)) and float(found) < 0.0
+
+def _wide(nodes: PrefillNodes) -> PrefillNodes:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (5, *leaf.shape)), nodes)
 
 
 def test_text_alone_takes_no_time(make_study):
