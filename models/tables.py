@@ -176,6 +176,9 @@ def _hardware_row(
 
 def _kernel_columns(accelerators: Sequence[Accelerator]) -> dict[str, dict[str, Array]]:
     rows = [curves(accelerator.generation) for accelerator in accelerators]
+    for accelerator, row in zip(accelerators, rows, strict=True):
+        for operator, share in accelerator.product_shares.items():
+            row[operator]["share"] = share
     return {
         operator: {name: _floats([row[operator][name] for row in rows]) for name in numbers}
         for operator, numbers in rows[0].items()
