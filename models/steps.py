@@ -46,7 +46,8 @@ class Coefficients:
     `token` is one token of one attention replica (data-parallel rank); `expert_token` one token of the engine.
     """
 
-    step_s: Array  # launches, scheduling and latency of collectives, each step
+    step_s: Array  # launches and scheduling, each step
+    collective_s: Array  # latency of all-reduce and all-to-all, each step
     collective_token_s: Array  # bytes of all-reduce and all-to-all
     collective_root_s: Array  # what short messages lose of the link, per square root of tokens
     activation_token_s: Array  # norms, residuals, quantisation: memory passes over the hidden state
@@ -209,8 +210,8 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
         step_s=_half_layers_s(stage, llm, engine)
         + llm.layers * llm.mla * engine.latent_layer_s * slow_host(stage, engine)
         + llm.layers * kernels_s * engine.launch_share
-        + engine.step_s
-        + latency_s,
+        + engine.step_s,
+        collective_s=latency_s,
         projection_s=llm.attention_weights * stage.attention_bytes / (t * stage.attention_read_bytes_per_s),
         projection_token_s=2.0 * llm.attention_weights / (t * stage.attention_flops_per_s),
         collective_token_s=token_s,
@@ -255,9 +256,8 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Arra
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
         + (llm.layers - llm.moe_layers) * FFN_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"] * engine.launch_share
-        + llm.moe_layers * (stage.experts_latency_s * engine.launch_share + engine.moe_layer_s)
-        + latency_s
-        + dispatch_s,
+        + llm.moe_layers * (stage.experts_latency_s * engine.launch_share + engine.moe_layer_s),
+        collective_s=latency_s + dispatch_s,
         weight_s=(weight_s + head_s) / t,
         token_s=2.0 * llm.dense_weights / (t * stage.dense_flops_per_s),
         expert_s=imbalance * llm.expert_weights * stage.experts_bytes / (ranks * stage.experts_read_bytes_per_s),
@@ -268,6 +268,17 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Arra
         activation_token_s=_activations_s(stage, llm, engine),
         sequence_s=2.0 * llm.head_weights / (t * stage.head_flops_per_s),
     )
+
+
+def overlapped(whole: StepTime, parts: StepTime) -> StepTime:
+    """A step in parts, each computed while the collectives of another run, where that is faster than as a whole.
+
+    `parts` are the seconds of all of them: each reads the weights again.
+    """
+    computed_s = parts.total_s - parts.collective_s
+    hidden = parts._replace(collective_s=jnp.maximum(parts.collective_s - computed_s, 0.0))
+    faster = hidden.total_s < whole.total_s
+    return StepTime(*(jnp.where(faster, a, b) for a, b in zip(hidden, whole, strict=True)))
 
 
 def expert_hit_share(tokens: Array, llm: LLM) -> Array:
@@ -301,7 +312,9 @@ def decode_time(side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array,
         products_s=products_s + _roofline(side.weight_s, side.token_s, 1.0, rank_tokens),
         experts_s=_roofline(read_s, side.expert_token_s, 1.0, tokens) + _linear((side.permute_token_s, tokens)),
         attention_s=rank_tokens * cached,
-        collective_s=side.collective_token_s * rank_tokens + side.collective_root_s * jnp.sqrt(rank_tokens),
+        collective_s=side.collective_s
+        + side.collective_token_s * rank_tokens
+        + side.collective_root_s * jnp.sqrt(rank_tokens),
         overhead_s=side.step_s + side.sequence_s * rank_tokens + side.activation_token_s * rank_tokens,
     )
 
@@ -332,7 +345,8 @@ def prefill_time(
             (side.query_s, rank_tokens),
             (side.prefill_context_s, context * passes),
         ),
-        collective_s=side.collective_token_s * rank_tokens
+        collective_s=side.collective_s * passes
+        + side.collective_token_s * rank_tokens
         + side.collective_root_s * jnp.sqrt(jnp.maximum(rank_tokens, 1.0) * passes),
         overhead_s=side.step_s * passes + side.activation_token_s * rank_tokens + side.sequence_s,
     )

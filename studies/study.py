@@ -290,6 +290,9 @@ class Study:
             return engine(spec)
         known_fields(spec, ("like", *Engine.__dataclass_fields__), "engine")
         own = {k: number(f"engine.{k}", v, 0.0, 1e12) for k, v in spec.items() if k != "like"}
+        if own.get("overlapped_batches", 2.0) < 2.0 or ("overlapped_batches" in own and self.space.apart):
+            raise InputError("engine.overlapped_batches", own["overlapped_batches"],
+                             "at least 2, where no topology has attention and feed-forward layers apart")  # fmt: skip
         return engine(self.engine_name, own)
 
     @cached_property
