@@ -38,11 +38,8 @@ def encoder_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coef
     Tensor parallelism splits its heads at most. Its weights and arithmetic are 16 bit; launches are those of the
     language model's layers.
     """
-    hw, gemm, curve = (
-        stage.hardware,
-        stage.hardware.kernels["gemm_bf16"],
-        stage.hardware.kernels["vision_attention_bf16"],
-    )
+    hw = stage.hardware
+    gemm, curve = hw.kernels["gemm_bf16"], hw.kernels["vision_attention_bf16"]
     t = jnp.minimum(stage.choice.tensor_parallel, llm.encoder_heads)
     peak, bandwidth = hw.bf16_flops_per_s, hw.memory_bandwidth_bytes_per_s
     parallel = jnp.where(t > 1.0, 2.0 * llm.encoder_layers, 0.0)
@@ -55,7 +52,8 @@ def encoder_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coef
     moved = engine.activation_passes * ACTIVATION_BYTES * llm.encoder_hidden * llm.encoder_layers
     rate = t * gemm["share"] * peak
     return Coefficients(
-        step_s=llm.encoder_layers * layer_s + parallel * (collective_latency_s(reduce, t) + engine.allreduce_s),
+        step_s=llm.encoder_layers * layer_s,
+        collective_s=parallel * (collective_latency_s(reduce, t) + engine.allreduce_s),
         collective_token_s=parallel * token_s,
         collective_root_s=parallel * root_s,
         activation_token_s=read_s(gemm, moved, bandwidth) * jnp.ones_like(t),
