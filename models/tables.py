@@ -96,8 +96,12 @@ class Engine:
     burst_factor: Array  # time of a prompt in a burst of prompts over its time alone
     split_burst_factor: Array  # the same where prompts meet a prefill pool of its own
     reserve_output_share: Array  # of the output, what admission counts beside the prompt (mean need: 0.5)
+    preempts: (
+        Array  # 1.0: simulations admit by the prompt and preempt when the cache is full, 0.0: they reserve the output
+    )
     memory_fraction: Array
     reserve_bytes: Array
+    overlapped_batches: Array | None = None  # parts of a step that hide each other's collectives (two-batch overlap)
 
 
 @jax.tree_util.register_dataclass
@@ -173,6 +177,9 @@ def _hardware_row(
 
 def _kernel_columns(accelerators: Sequence[Accelerator]) -> dict[str, dict[str, Array]]:
     rows = [curves(accelerator.generation) for accelerator in accelerators]
+    for accelerator, row in zip(accelerators, rows, strict=True):
+        for operator, share in accelerator.product_shares.items():
+            row[operator]["share"] = share
     return {
         operator: {name: _floats([row[operator][name] for row in rows]) for name in numbers}
         for operator, numbers in rows[0].items()
@@ -189,7 +196,7 @@ def engine_row(name: str) -> dict[str, Any]:
 def engine(name: str, overrides: Mapping[str, float] | None = None) -> Engine:
     """The engine's terms by name, any of them overridden."""
     row = engine_row(name) | dict(overrides or {})
-    return Engine(**{field: jnp.float32(row[field]) for field in Engine.__dataclass_fields__})
+    return Engine(**{field: jnp.float32(row[field]) for field in Engine.__dataclass_fields__ if field in row})
 
 
 def _weight_schemes(names: Sequence[str]) -> WeightSchemes:
