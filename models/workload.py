@@ -46,6 +46,10 @@ class PrefillNodes:
     images: Leaf | None = None  # to encode, mean of the bin; None: text alone
     pictured: Leaf | None = None  # share of the bin's calls that have any
 
+    def mean(self, values: Array) -> Array:
+        """Mean over the calls of values by node, the last axis."""
+        return jnp.dot(values, self.weight, precision="highest")
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -55,10 +59,6 @@ class Images:
     patches: Leaf  # that the encoder computes, and that attend to one another
     tokens: Leaf  # of the prompt
     mean_per_call: Leaf  # new ones
-
-    def mean(self, values: Array) -> Array:
-        """Mean over the calls of values by node, the last axis."""
-        return jnp.dot(values, self.weight, precision="highest")
 
 
 @jax.tree_util.register_dataclass
