@@ -56,12 +56,12 @@ def warm(one: Array) -> State:
 
 def _gain(state: State, inputs: tuple[Any, ...]) -> list[list[Array]]:
     """I - F_x at the solution, by rows, each element of shape (n,)."""
-    columns = []
-    for k in range(len(state)):
-        direction = State(*(jnp.ones_like(x) if i == k else jnp.zeros_like(x) for i, x in enumerate(state)))
-        _, change = jax.jvp(lambda x: _next(x, *inputs), (state,), (direction,))
-        columns.append([(i == k) - x for i, x in enumerate(change)])
-    return [list(row) for row in zip(*columns, strict=True)]
+    size = len(state)
+    _, push = jax.linearize(lambda x: _next(x, *inputs), state)
+    one = jnp.eye(size)
+    directions = State(*(one[i, :, None] * jnp.ones_like(x) for i, x in enumerate(state)))
+    changes = jax.vmap(push)(directions)  # traced once, for all directions: a quarter of the graph
+    return [[one[i, k] - change[k] for k in range(size)] for i, change in enumerate(changes)]
 
 
 def _solve(gain: list[list[Array]], right: State) -> State:
