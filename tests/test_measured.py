@@ -1,6 +1,7 @@
 """The traps of measured serving points, each on the smallest rows that show it."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -22,7 +23,7 @@ from breakeven.studies.measured import (
 )
 from breakeven.studies.measured_files import read_points, read_table
 from breakeven.studies.measured_layout import Layout
-from breakeven.studies.measured_limits import TOO_FAST, compute_share, without_impossible
+from breakeven.studies.measured_limits import TOO_FAST, compute_share, memory_share, without_impossible
 
 ROW: dict[str, Any] = {
     "id": "2026_04_06_llama_tp4_ep1_1",
@@ -164,7 +165,8 @@ def test_concurrency_is_the_clients_or_the_batch_of_all_ranks():
 
 def test_precision_of_each_tensor():
     assert weight_scheme("qwen3-32b", "") == "bf16" and weight_scheme("llama-3.1-70b", "fp4") == "fp4"
-    assert weight_scheme("deepseek-r1", "fp4") == weight_scheme("gpt-oss-120b", "fp4") == "fp4-experts"
+    assert weight_scheme("gpt-oss-120b", "fp4") == "fp4-experts" and weight_scheme("deepseek-r1", "fp4") == "fp4-output"
+    assert weight_scheme("deepseek-r1", "fp4", "nvidia/DeepSeek-R1-NVFP4") == "fp4-ffn"
     assert kv_precision("qwen3-32b", "vllm", "h100-sxm", "") == "bf16"
     assert kv_precision("qwen3-32b", "tensorrt-llm", "h100-sxm", "fp8") == "fp8"
     assert kv_precision("llama-3.1-70b", "vllm", "h200-sxm", "fp8") == "fp8"
@@ -202,6 +204,16 @@ def test_a_series_that_outpaces_the_kernels_is_excluded():
     assert compute_share(slow) < 0.2
     assert [p.excluded for p in without_impossible([fast, slow])] == [TOO_FAST, TOO_FAST]
     assert without_impossible([slow]) == [slow]
+
+
+def test_a_series_that_outpaces_the_memory_is_excluded():
+    """448 calls of 4,500 tokens x 163,840 elements: 330 GB every 8.7 ms, from two engines of four H200."""
+    pools = {"prefill_num_workers": 8.0, "prefill_tp_size": 1.0, "decode_num_workers": 2.0, "decode_tp_size": 4.0}
+    pools |= {"mode": "disagg", "decode_batch_size": 224.0, "silicon_data_source": "internal", "id": "c"}
+    fast = one(**pools, isl=4000.0, osl=1000.0, silicon_ttft_ms=1.0, silicon_tpot_ms=8.7)
+    assert memory_share(fast) == pytest.approx(448 * 4500 * 163840 / (8 * 4.8e12 * 8.7e-3), rel=0.01)
+    assert memory_share(fast) < 1.0 and memory_share(replace(fast, tpot_ms=4.0)) > 1.0
+    assert without_impossible([replace(fast, tpot_ms=4.0)])[0].excluded == TOO_FAST
 
 
 @pytest.mark.parametrize(
