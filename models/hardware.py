@@ -15,10 +15,12 @@ from breakeven.models.inputs import InputError, known_fields, number, pick
 _KINDS = ("scale-up", "scale-out", "host", "memory", "on-package")
 _TEXTS = ("vendor", "generation", "status", "confidence", "as_of", "notes")
 _PEAKS = ("bf16_tflops", "fp8_tflops", "int8_tops", "fp4_tflops")
+_OWN_SHARES = ("gemm_bf16_share", "gemm_fp8_share")
 
 # Sane range of each number of accelerators.toml, in its units; whole numbers in _WHOLE.
 _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(_PEAKS, (0.0, 1e6)),
+    **dict.fromkeys(_OWN_SHARES, (0.01, 2.0)),
     "year": (2000, 2100),
     "memory_gib": (0.01, 1e5),
     "memory_bandwidth_gbs": (1.0, 1e8),
@@ -112,6 +114,7 @@ class Accelerator:
     price_factor: float  # multiplies whatever price applies
     priced_as: str  # id whose price applies
     usd_per_hour: float | None  # its own price, before price_factor
+    product_shares: Mapping[str, float] = field(default_factory=dict, hash=False)  # by operator: measured on this one
     recalled: tuple[str, ...] = ()  # file fields whose number was remembered, with no source opened
     derived: tuple[str, ...] = ()  # file fields computed here from others
     disputed: Mapping[str, str] = field(default_factory=dict, hash=False)  # file field -> what others say
@@ -351,6 +354,7 @@ def _accelerator(
         price_factor=n["price_factor"],
         priced_as=_priced_as(row, priced_as or id, field),
         usd_per_hour=n.get("usd_per_hour"),
+        product_shares={name.removesuffix("_share"): n[name] for name in _OWN_SHARES if name in n},
         recalled=_strings(row, "recalled", field),
         derived=tuple(derived),
         disputed=_disputes(row, field),

@@ -204,7 +204,7 @@ def _first_chunk(token: TokenTime, workload: Workload, most_steps: Array) -> tup
     steps = jnp.minimum(workload.output_steps, most_steps)
     weight = workload.output_weight
     base_s = jnp.sum(weight * steps * token.base_s, -1)
-    moving_s = jnp.sum(weight * steps, -1) * token.batch_s + TINY
+    moving_s = jnp.sum(weight * steps, -1) * token.batch_s + 1e-12
     variance = jnp.sum(weight * steps**2 * token.variance, -1)
     moving = Wait(jnp.ones_like(moving_s), moving_s, jnp.clip(variance / moving_s**2, 0.02, 3.0))
     stalled = weight * token.stall_probability

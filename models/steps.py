@@ -145,14 +145,16 @@ def _exchange(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Ar
     """As `_allreduce`, of bringing tokens to whole experts on other ranks (1 byte an element) and back (2 bytes).
 
     On no more ranks than a token has experts, engines gather all tokens on every rank and scatter the sums; on more
-    they send each token to the ranks that hold one of its experts, by a kernel that waits longer.
+    they send each token to the ranks that hold one of its experts, by a kernel that waits longer;
+    between nodes one copy goes to each that holds one of a token's experts, and is handed on there (DeepEP).
     """
     choice, kernels = stage.choice, stage.hardware.kernels
     active = (choice.expert_parallel > 1.0) & (choice.data_parallel > 1.0)
     ranks = choice.tensor_parallel * choice.data_parallel
     link = collective_bytes_per_s(stage.hardware, ranks)
     copy = llm.hidden / choice.tensor_parallel
-    sent = hit_ranks(ranks, llm.experts_active)
+    nodes = ranks / jnp.maximum(stage.hardware.scaleup_domain, stage.hardware.per_instance)
+    sent = hit_ranks(jnp.where(nodes > 1.0, nodes, ranks), llm.experts_active)
     token_s, root_s = exchange_s(kernels["alltoall"], 3.0 * sent * copy, link)
     there_s, there_root_s = exchange_s(kernels["gather"], (ranks - 1.0) * copy, link)
     back_s, back_root_s = exchange_s(kernels["gather"], 2.0 * (ranks - 1.0) * copy, link)
@@ -171,8 +173,12 @@ def _exchange(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Ar
 
 
 def _attention_curve(stage: ResolvedStage, llm: LLM, kv_bytes: Array, phase: str) -> Curve:
-    """The curve of this attention: latent or not, of an 8-bit or a 16-bit cache."""
-    kernels, latent, wide = stage.hardware.kernels, llm.latent > 0.5, kv_bytes > 1.5
+    """The curve of this attention: latent or not, of an 8-bit or a 16-bit cache.
+
+    All queries of one K/V head decode like those of a latent, which is such a head of all queries.
+    """
+    kernels, wide = stage.hardware.kernels, kv_bytes > 1.5
+    latent = llm.kv_shards < 1.5 if phase == "decode" else llm.latent > 0.5
 
     def kind(name: str) -> Curve:
         byte, word = kernels[f"{name}_fp8"], kernels[f"{name}_bf16"]

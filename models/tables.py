@@ -95,6 +95,9 @@ class Engine:
     expert_imbalance: Array  # slowest rank over the mean where whole experts sit on ranks
     burst_factor: Array  # time of a prompt in a burst of prompts over its time alone
     reserve_output_share: Array  # of the output, what admission counts beside the prompt (mean need: 0.5)
+    preempts: (
+        Array  # 1.0: simulations admit by the prompt and preempt when the cache is full, 0.0: they reserve the output
+    )
     memory_fraction: Array
     reserve_bytes: Array
 
@@ -172,6 +175,9 @@ def _hardware_row(
 
 def _kernel_columns(accelerators: Sequence[Accelerator]) -> dict[str, dict[str, Array]]:
     rows = [curves(accelerator.generation) for accelerator in accelerators]
+    for accelerator, row in zip(accelerators, rows, strict=True):
+        for operator, share in accelerator.product_shares.items():
+            row[operator]["share"] = share
     return {
         operator: {name: _floats([row[operator][name] for row in rows]) for name in numbers}
         for operator, numbers in rows[0].items()

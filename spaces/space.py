@@ -65,20 +65,25 @@ class Names:
 
 
 def why_invalid(
-    row: dict[str, np.ndarray], names: Names, llm: Architecture
+    row: dict[str, np.ndarray], names: Names, llm: Architecture, experts: bool = True
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(valid rows, rule -> rows it forbids) of pool configurations, by sharding rules alone (memory is the model's)."""
+    """(valid rows, rule -> rows it forbids) of pool configurations, by sharding rules alone (memory is the model's).
+
+    `experts`: the pool holds those that the model has.
+    """
     t, d, p = row["tensor_parallel"], row["data_parallel"], row["pipeline_parallel"]
     node = np.array([max(a.scaleup_domain, a.per_instance) for a in names.accelerators])[row["accelerator"]]
     whole = row["expert_parallel"] > 0
     ranks = t * d
+    wide = whole & (t <= node) & (ranks % node == 0)  # experts over whole nodes, dispatched through the NICs
     rules = {
         f"tensor_parallel divides {llm.shardable_heads} heads": llm.shardable_heads % t != 0,
-        "tensor_parallel × data_parallel stays inside a node": ranks > node,
+        "tensor_parallel × data_parallel stays inside a node, or fills several with expert_parallel": (ranks > node)
+        & ~wide,
         f"pipeline_parallel is at most {llm.layers} layers": p > llm.layers,
         "expert_parallel needs experts that the ranks divide": whole
         & ((llm.experts == 0) | (ranks == 1) | (np.maximum(llm.experts, 1) % ranks != 0)),
-        "data_parallel with experts needs expert_parallel": (d > 1) & (llm.experts > 0) & ~whole,
+        "data_parallel with experts needs expert_parallel": (d > 1) & (experts and llm.experts > 0) & ~whole,
     }
     valid = np.ones(len(t), bool)
     for broken in rules.values():
@@ -86,8 +91,9 @@ def why_invalid(
     return valid, rules
 
 
-def pool_table(domain: PoolDomain, names: Names, llm: Architecture) -> dict[str, np.ndarray]:
-    """Every valid configuration of a pool, one array per field of POOL_FIELDS."""
+def pool_table(domain: PoolDomain, stages: tuple[str, ...], names: Names, llm: Architecture) -> dict[str, np.ndarray]:
+    """Every valid configuration of a pool of these stages, one array per field of POOL_FIELDS."""
+    domain = _effective(domain, stages)
     rows = {
         "accelerator": [names.accelerator_ids.index(a) for a in domain.accelerator],
         "weights": [names.weights.index(w) for w in domain.weights],
@@ -95,7 +101,7 @@ def pool_table(domain: PoolDomain, names: Names, llm: Architecture) -> dict[str,
     axes = [np.asarray(rows.get(name, getattr(domain, name))) for name in POOL_FIELDS]
     grid = np.meshgrid(*axes, indexing="ij")
     table = {name: axis.ravel().astype(np.int64) for name, axis in zip(POOL_FIELDS, grid, strict=True)}
-    valid, _ = why_invalid(table, names, llm)
+    valid, _ = why_invalid(table, names, llm, _feeds_forward(stages))
     return {name: column[valid] for name, column in table.items()}
 
 
@@ -274,13 +280,16 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
         chosen = topology(name)
         apart = chosen.prefill_apart or chosen.decode_apart
         tables = tuple(
-            pool_table(_effective(domains.pool(chosen, i), chosen.stages(i)), names, llm)
-            for i in range(len(chosen.pools))
+            pool_table(domains.pool(chosen, i), chosen.stages(i), names, llm) for i in range(len(chosen.pools))
         )
         links = all_links if len(chosen.pools) > 1 else all_links[:1]
         parts = np.array(domains.micro_batches if apart else (1,))
         families.append(Family(chosen, tables, kv, tiers, links, routing, parts))
     return Space(tuple(families), names)
+
+
+def _feeds_forward(stages: tuple[str, ...]) -> bool:
+    return any(stage.endswith("ffn") for stage in stages)
 
 
 def _effective(domain: PoolDomain, stages: tuple[str, ...]) -> PoolDomain:
@@ -291,7 +300,7 @@ def _effective(domain: PoolDomain, stages: tuple[str, ...]) -> PoolDomain:
         values["max_batch"] = domain.max_batch[:1]
     if not any(stage.startswith("prefill") for stage in stages):
         values["token_budget"] = domain.token_budget[:1]
-    if not any(stage.endswith("ffn") for stage in stages):
+    if not _feeds_forward(stages):
         values["expert_parallel"] = (False,)
     return PoolDomain(**values)
 

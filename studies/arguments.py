@@ -16,9 +16,9 @@ SetOption = Annotated[
 def study_path(name: str) -> Path:
     """The study file named: a path, or a shipped study's name with or without .yaml."""
     path = Path(name)
-    shipped = Path(__file__).parent / f"{path.name.removesuffix('.yaml')}.yaml"
-    if not path.exists() and path.name == name and shipped.exists():
-        return shipped
+    if not path.exists() and path.name == name:
+        file, here = f"{name.removesuffix('.yaml')}.yaml", Path(__file__).parent
+        return next((shipped for shipped in (here / file, here / "published" / file) if shipped.exists()), path)
     return path
 
 

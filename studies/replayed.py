@@ -64,12 +64,12 @@ def _played(run: Run, i: int, given: Inputs, own: Engine, found: Ready) -> dict[
         return jax.tree.map(lambda leaf: np.asarray(leaf)[i], tree)
 
     resolved, machine, load = pick(found.resolved), pick(found.machines), pick(given.workload)
-    room = float(machine.prefill_capacity.reshape(-1)[0])
+    room = run.kv_tokens if run.kv_tokens > 0.0 else float(machine.prefill_capacity.reshape(-1)[0])
     if not room > float((run.prompt_tokens + run.output_tokens).max()):
         return _nothing()
     catalog = dataclasses.replace(given.shared, llm=pick(given.llm), engine=pick(own))
     window = Window(0.0, np.inf, np.inf, True)
-    ready = plan(machine, resolved, load, catalog, window)
+    ready = plan(machine, resolved, load, catalog, window)._replace(prefill_capacity=room)
     seen = simulate(ready, replay(_calls(run), run.starts_s, ready.prefill_engines, False, seed=0))
     times = dataclasses.replace(seen, every=True).latencies()
     written = seen.calls["output"] > 1.0

@@ -20,9 +20,10 @@ from breakeven.models.inputs import InputError
 from breakeven.models.llm import llms
 from breakeven.studies.measured import Point, kv_precision, model_id, weight_scheme
 from breakeven.studies.measured_layout import Layout
+from breakeven.studies.request_folder import read_folder
 
 REQUIRED = ("row_id", "model", "gpu", "n_gpus", "framework", "precision_weights", "tp", "arrival", "request_rate")
-METRICS = ("ttft_ms", "tpot_ms", "e2e_s", "ttft_p99_ms", "tpot_p99_ms", "output_tok_s_total")
+METRICS = ("ttft_ms", "tpot_ms", "e2e_s", "ttft_p99_ms", "tpot_p99_ms", "e2e_p99_s", "output_tok_s_total")
 PER_REQUEST = ("gpu", "model", "input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
 STATS = {"ttft_ms": "ttft_stat", "tpot_ms": "tpot_stat", "e2e_s": "e2e_stat"}  # columns that say: mean or median
 BATCH, CLOSED, OPEN, QUEUED = "batch at once", "closed loop", "open loop", "all queued"
@@ -49,6 +50,7 @@ class Run:
     overrides: dict[str, float] = field(default_factory=dict)  # of the engine
     medians: tuple[str, ...] = ()  # metrics of it that are medians, not means
     rate: float = math.nan  # offered, per second
+    kv_tokens: float = math.nan  # cache that the engine said it had; nan where it did not
     saturation: float = math.nan  # offered over the measured saturating rate; nan where that was not measured
 
     @property
@@ -67,7 +69,9 @@ class Run:
 
 
 def is_table_of_runs(path: str | Path) -> bool:
-    """Whether the file's first line names the columns of either kind of runs."""
+    """Whether the file's first line names the columns of either kind of runs, or it is a folder of requests."""
+    if Path(path).is_dir():
+        return True
     try:
         with Path(path).open(encoding="utf-8") as file:
             names = set(file.readline().strip().split(","))
@@ -78,7 +82,9 @@ def is_table_of_runs(path: str | Path) -> bool:
 
 def read_runs(path: str | Path, labels: str | Path | None = None) -> list[Run]:
     """Runs of a file, one per row in its order; of a file of requests one per (gpu, model), whose deployments the rows
-    of `labels` tell."""
+    of `labels` tell; of a folder one per file of requests."""
+    if Path(path).is_dir():
+        return _per_request(*read_folder(Path(path)))
     given = _read(path)
     if set(PER_REQUEST) <= set(given.columns):
         return _per_request(given, _records(_read(labels)) if labels else [])
@@ -324,6 +330,7 @@ def _per_request(given: pd.DataFrame, labels: list[dict[str, Any]]) -> list[Run]
                 measured,
                 dict(framework.get("overrides", {})),
                 rate=rate,
+                kv_tokens=_number(label, "kv_tokens"),
             )
         )
     return _with_saturation(runs)
@@ -336,6 +343,7 @@ def figures(
     values = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_s": call_s}
     found = {name: _middle(x, name in medians) for name, x in values.items()}
     found |= {f"{name}_p99_ms": _p99(x) for name, x in (("ttft", ttft_ms), ("tpot", tpot_ms))}
+    found["e2e_p99_s"] = _p99(call_s)
     return found | {"output_tok_s_total": pace}
 
 

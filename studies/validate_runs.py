@@ -18,9 +18,12 @@ WORDS = {
     "e2e_s": "call time",
     "ttft_p99_ms": "TTFT p99",
     "tpot_p99_ms": "TPOT p99",
+    "e2e_p99_s": "call time p99",
     "output_tok_s_total": "output tokens/s",
 }
 GROUPS = ("load", "source", "system", "model")
+EACH = 12  # runs that are shown one by one
+EACH_HEADINGS = ("run", "metric", "predicted", "measured", "error")
 HEADINGS = ("by", "", "metric", "rows", "MAPE", "median", "bias", "within 30 %")
 
 
@@ -98,10 +101,27 @@ def _counts(table: pd.DataFrame) -> list[tuple[str, int]]:
     return [("all", len(table)), ("predicted", good), *reasons]
 
 
+def each(table: pd.DataFrame) -> list[list[str]]:
+    """Of few runs a line per metric: predicted, measured and the error; none where there are many."""
+    used = table.loc[table["excluded"] == ""]
+    rows = cast(Any, used).to_dict("records") if len(used) <= EACH else []
+    return [
+        [str(row["id"]), WORDS[name], f"{row[name]:,.4g}", f"{seen:,.4g}", f"{row[name] / seen - 1.0:+.1%}"]
+        for row in rows
+        for name in METRICS
+        if (seen := row[f"measured_{name}"]) > 0.0
+    ]
+
+
 def show(table: pd.DataFrame, console: Console) -> None:
-    """Rows, reasons, and errors by load, source, system and model."""
+    """Rows, reasons, each of few runs, and errors by load, source, system and model."""
     for words, count in _counts(table):
         console.print(f"{count:>7,}  {words}", highlight=False)
+    alone = Table(*EACH_HEADINGS, box=None, pad_edge=False)
+    for line in each(table):
+        alone.add_row(*line)
+    if alone.rows:
+        console.print(alone)
     out = Table(box=None, pad_edge=False)
     for k, name in enumerate(HEADINGS):
         out.add_column(name, justify="left" if k < 3 else "right")
@@ -113,6 +133,9 @@ def show(table: pd.DataFrame, console: Console) -> None:
 def markdown(table: pd.DataFrame) -> str:
     """The same as Markdown tables, for docs."""
     lines = ["| rows | |", "|---|---:|", *[f"| {words} | {count:,} |" for words, count in _counts(table)], ""]
+    if each(table):
+        lines += [f"| {' | '.join(EACH_HEADINGS)} |", "|---|---|---:|---:|---:|"]
+        lines += [*(f"| {' | '.join(line)} |" for line in each(table)), ""]
     lines += [f"| {' | '.join(HEADINGS)} |", "|---|---|---|" + "---:|" * (len(HEADINGS) - 3)]
     lines += [f"| {' | '.join(_cells(line))} |" for line in report(table)]
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from breakeven.models.simulation.state import CHUNKED, SPLIT, Plan
+from breakeven.models.simulation.state import CHUNKED, COLOCATED, SPLIT, Plan
 from breakeven.models.simulation.traffic import Traffic
 
 PASS, TRANSFERRED, ARRIVAL = 1, 2, 3
@@ -30,7 +30,9 @@ class Engine:
         self.begun: dict[int, list[float]] = {}  # call -> [left, position]
         self.running: dict[int, int] = {}  # call -> tokens decoded
         self.cache: OrderedDict[int, float] = OrderedDict()
+        self.resumes: set[int] = set()  # sessions in it whose call was preempted
         self.reserved, self.load, self.link_free = 0.0, 0, 0.0
+        self.admitted: list[int] = []  # those in service, in the order of their admission
         self.step: tuple[list[int], list[int]] | None = None  # calls that decode, calls whose prompt ends
 
 
@@ -47,6 +49,7 @@ class Reference:
         n = len(self.calls)
         self.arrival, self.first, self.end = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
         self.hit, self.at = np.full(n, False), np.full(n, -1)
+        self.written, self.preempted = np.zeros(n), np.zeros(n, int)
         self.events: list[tuple[float, int, int]] = []
         for i in traffic.starts:
             start = traffic.sessions["start_s"][i] + plan.request_s
@@ -65,7 +68,13 @@ class Reference:
 
     def shrink(self, e: Engine) -> None:
         while e.cache and self.holds(e) > e.capacity:
-            e.cache.popitem(last=False)
+            session = next(iter(e.cache))
+            over = self.holds(e) - e.capacity
+            if session in e.resumes and e.cache[session] > over:
+                e.cache[session] -= over
+                return
+            del e.cache[session]
+            e.resumes.discard(session)
 
     def admits(self, e: Engine, need: float, limited: bool) -> bool:
         if e.reserved == 0.0:
@@ -94,25 +103,59 @@ class Reference:
     def begin(self, r: int, c: int) -> bool:
         e, call = self.engines[r], self.calls[c]
         split = self.plan.mode == SPLIT
+        written, again = self.written[c], self.preempted[c] > 0
         need = call.prompt - call.shared + (0.0 if split else call.output)
-        if not self.admits(e, need, not split):
+        if self.plan.preempts:
+            need = call.prompt + written - call.shared + 1
+        first = self.plan.preempts and self.plan.mode == COLOCATED
+        others = len(e.running) + len(e.begun) + 1 if first else 0
+        if not self.admits(e, need + others, not split):
             return False
         session = int(call.session)
-        self.hit[c] = session in e.cache
+        hit = session in e.cache and not again
+        self.hit[c] = self.hit[c] if again else hit
+        kept = e.cache.get(session, 0.0) if session in e.resumes else 0.0
+        e.resumes.discard(session)
         for other in self.engines:
             other.cache.pop(session, None)
         self.where[session] = r
-        left = float(call.hit_tokens if self.hit[c] else call.missed_tokens)
-        e.begun[c] = [left, float(call.prompt) - left]
+        left = float(call.hit_tokens if hit else call.missed_tokens)
+        left = float(call.prompt + written - call.shared) - kept if again else left
+        e.begun[c] = [left, float(call.prompt) + written - left]
         e.reserved += need
+        e.admitted.append(c)
         self.shrink(e)
         return True
+
+    def make_way(self, e: Engine) -> None:
+        """A token more for each that decodes; the last admitted go back, what they wrote becomes prompt."""
+        if not self.plan.preempts:
+            return
+        full = e.capacity - self.plan.shared_prefix
+        while e.running and e.reserved + len(e.running) > full and len(e.running) + len(e.begun) > 1:
+            c = e.admitted.pop()
+            call = self.calls[c]
+            self.preempted[c] += 1
+            e.reserved -= float(call.prompt - call.shared + 1) + self.written[c]
+            if c in e.begun:
+                held = e.begun.pop(c)[1]  # its place in the queue is right
+            else:
+                e.reserved -= e.running[c]
+                held = call.prompt + self.written[c] + e.running[c]
+                self.written[c] += e.running.pop(c) + 1
+                e.queue.insert(len(e.begun), c)
+            e.cache[int(call.session)] = float(held - call.shared)
+            e.resumes.add(int(call.session))
+        e.reserved += len(e.running)
+        self.shrink(e)
 
     def work(self, r: int) -> None:
         e = self.engines[r]
         if e.step is not None:
             return
         speed, plan = e.speed, self.plan
+        if plan.mode == CHUNKED:
+            self.make_way(e)
         prefills = r < plan.prefill_engines
         riding = list(e.running) if plan.mode == CHUNKED or not prefills else []
         room = plan.token_budget - len(riding)
@@ -131,10 +174,12 @@ class Reference:
             if left - n > 0:
                 break
             ending.append(e.queue.pop(0))
+        if plan.mode == COLOCATED and tokens == 0:
+            self.make_way(e)
         decoding = riding if tokens > 0 else list(e.running)
         if not decoding and tokens == 0:
             return
-        held = [float(self.calls[c].prompt) + e.running[c] for c in decoding]
+        held = [float(self.calls[c].prompt) + self.written[c] + e.running[c] for c in decoding]
         n = len(decoding) + tokens
         hit = -math.expm1(n * speed.log_expert_miss)
         time_s = speed.step + (speed.collective_token + speed.permute_token) * n + speed.collective_root * n**0.5
@@ -161,14 +206,17 @@ class Reference:
                 e.link_free = start + plan.link_latency_s + plan.link_token_s * self.calls[c].prompt
                 heapq.heappush(self.events, (e.link_free, TRANSFERRED, c))
                 continue
-            self.first[c] = self.now
+            self.first[c] = self.now if self.written[c] == 0 else self.first[c]
             e.running[c] = 0
         for c in decoding:
             e.running[c] += 1
-        done = [c for c in ending if c in e.running and self.calls[c].output <= 1]
-        done += sorted(c for c in decoding if e.running[c] >= self.calls[c].output - 1)
+        left = self.calls["output"] - self.written - 1
+        done = [c for c in ending if c in e.running and left[c] <= 0]
+        done += sorted(c for c in decoding if e.running[c] >= left[c])
         for c in done:
             del e.running[c]
+            if c in e.admitted:
+                e.admitted.remove(c)
             self.leave(r, c)
         if r >= plan.prefill_engines:
             self.admit(r)

@@ -33,7 +33,7 @@ def nccl_tests(size_bytes: np.ndarray, us: np.ndarray, program: str = "all_gathe
         "#        (B)    (elements)                          (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
     ]
     lines = [
-        f"{s:12.0f} {s / 2:12.0f}   half    none      -1 {t:8.3f}    1.00    1.00      0 {t:8.3f}    1.00    1.00    N/A"
+        f"{s:12.0f} {s / 2:12.0f}   half    none      -1 {t:8.3f}    1.00    1.00      0 {t:8.3f}    1.00    1.00  N/A"
         for s, t in zip(size_bytes, us, strict=True)
     ]
     return "\n".join([*head, *lines, "# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.0", ""])

@@ -1,17 +1,21 @@
 """Published runs in the uniform schema: what the readers make of each kind of row, and that a run is played as sent."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from breakeven.models.inputs import InputError
 from breakeven.studies import cli
 from breakeven.studies.replayed import replayed
 from breakeven.studies.runs import BATCH, CLOSED, HALF_LAYOUT, NO_LAYOUT, NO_LENGTHS, OPEN, QUEUED, Run, read_runs
 from breakeven.studies.validate_runs import errors, report, validate_runs
 
+RECORDED = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "calibration" / "simulators"
 ROW: dict[str, Any] = {
     "row_id": "A-1",
     "source": "made up",
@@ -118,6 +122,34 @@ def test_requests_of_a_run_are_summed_up(tmp_path, table):
     assert run.point.excluded == "" and list(run.starts_s) == [0.0, 1.0, 2.0, 3.0] and run.point.engine == "vllm"
     (unknown,) = read_runs(tmp_path / "requests.csv")
     assert unknown.point.excluded.startswith(NO_LAYOUT)
+
+
+def test_a_folder_of_requests_has_its_deployments_beside_it(tmp_path):
+    """The engine's own arguments, and the cache that it said it had; a file without them is left out."""
+    stamps = {"queued_s": [0.0, 1.0], "first_token_s": [0.5, 1.5], "last_token_s": [1.5, 2.5]}
+    for name in ("x_vllm_H200_Llama-3.1-8B", "other"):
+        pd.DataFrame({"input_toks": 100, "output_toks": 11} | stamps).to_csv(tmp_path / f"{name}.csv", index=False)
+    given = {"model": "meta-llama/Llama-3.1-8B", "tensor_parallel_size": 2, "dtype": "bfloat16", "max_num_seqs": 64}
+    meta = {"engine_kwargs": given, "kv_cache": {"num_kv_tokens": 5000}}
+    (tmp_path / "x_H200_Llama-3.1-8B_meta.json").write_text(json.dumps(meta))
+    (run,) = read_runs(tmp_path)
+    assert run.point.excluded == "" and run.kv_tokens == 5000.0 and run.point.max_batch == 64.0
+    assert run.point.layouts[0].tensor_parallel == 2 and run.measured["e2e_s"] == 1.5
+    (tmp_path / "x_H200_Llama-3.1-8B_meta.json").write_text("[]")
+    with pytest.raises(InputError, match="engine_kwargs"):
+        read_runs(tmp_path)
+    (tmp_path / "x_H200_Llama-3.1-8B_meta.json").unlink()
+    with pytest.raises(InputError, match=r"meta\.json"):
+        read_runs(tmp_path)
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="the recorded runs are not on this machine")
+def test_recorded_vllm_runs_are_predicted_request_by_request():
+    """Three hundred ShareGPT requests on real vLLM 0.19, four times: also where it preempts (RTX 4090)."""
+    table = validate_runs(RECORDED)
+    assert table["excluded"].tolist() == [""] * 4
+    for metric, within in (("ttft_ms", 0.15), ("tpot_ms", 0.10), ("e2e_p99_s", 0.20)):
+        assert np.abs(table[metric] / table[f"measured_{metric}"] - 1.0).max() < within, metric
 
 
 def test_a_batch_of_one_takes_its_prompt_and_its_steps(table):

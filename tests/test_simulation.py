@@ -113,6 +113,36 @@ def test_equal_to_the_step_by_step_reference(mode: int, limited: bool, balanced:
             assert found.cache_hit < 1.0
 
 
+@pytest.mark.parametrize("mode", [COLOCATED, CHUNKED])
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("capacity", [2100.0, 3500.0])
+def test_preempting_engines_equal_the_reference(mode: int, balanced: bool, capacity: float) -> None:
+    """Admission by the prompt alone: jumps end where the cache is full, and the last admitted comes back."""
+    plan = case(mode, False, balanced)._replace(preempts=True, prefill_capacity=capacity)
+    preempted = 0
+    for seed in range(4):
+        expected = Reference(plan, small_traffic(60, 2, 40.0, seed))
+        found = simulate(plan, small_traffic(60, 2, 40.0, seed))
+        np.testing.assert_allclose(found.calls["first_s"], expected.first, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(found.calls["end_s"], expected.end, rtol=0, atol=1e-9)
+        np.testing.assert_array_equal(found.calls["found"] == 1, expected.hit)
+        np.testing.assert_array_equal(found.calls["preempted"], expected.preempted)
+        assert (found.engines["peak"] <= capacity).all()
+        preempted += int(found.calls["preempted"].sum())
+    assert preempted > 3
+
+
+def test_with_ample_cache_nothing_is_preempted() -> None:
+    """And every time is that of an engine that reserves."""
+    for mode in (COLOCATED, CHUNKED):
+        plan = case(mode, False, False)
+        reserved, free = (
+            simulate(plan._replace(preempts=p), small_traffic(60, 2, 25.0, 1)).calls for p in (False, True)
+        )
+        assert not free["preempted"].any()
+        np.testing.assert_allclose(free["end_s"], reserved["end_s"], rtol=0, atol=1e-9)
+
+
 def single(service: np.ndarray, arrival: np.ndarray) -> Traffic:
     """Sessions of one call each, whose prefill takes the given seconds in a deployment of `one_token_a_second`."""
     n = len(service)
@@ -190,6 +220,7 @@ def test_runs_as_plain_python_too() -> None:
     budget=st.sampled_from([16.0, 128.0, 2048.0]),
     capacity=st.floats(2200.0, 20000.0),
     balanced=st.booleans(),
+    preempts=st.booleans(),
     rate=st.floats(0.5, 50.0),
     seed=st.integers(0, 1000),
 )
@@ -202,6 +233,7 @@ def test_every_call_leaves_and_no_cache_overflows(
     budget: float,
     capacity: float,
     balanced: bool,
+    preempts: bool,
     rate: float,
     seed: int,
 ) -> None:
@@ -218,6 +250,7 @@ def test_every_call_leaves_and_no_cache_overflows(
         prefill_capacity=capacity,
         decode_capacity=capacity,
         balanced=balanced,
+        preempts=preempts and mode != SPLIT,
     )
     found = simulate(plan, small_traffic(40, engines, rate, seed, warm=10))
     calls = found.calls

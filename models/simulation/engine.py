@@ -6,7 +6,10 @@ meanwhile cuts the pass at the end of the step in progress, which voids the even
 stages keeps p equal micro-batches in flight: a step of the whole batch takes as long as one of them needs through all
 stages, and a prefill holds the first stage for a p-th of its time.
 
-A call keeps the cache it will need at its end from its admission on, so that no engine ever runs out of it.
+A call keeps the cache it will need at its end from its admission on, so that no engine ever runs out of it. With
+`Plan.preempts` it keeps what it holds and a token more: a jump ends where the growing batch has filled the cache, and
+the call admitted last makes room. It waits before all others, and prefills what it had written with its prompt, but
+for what is left of its cache, which is evicted from its end.
 """
 
 from math import ceil, inf, sqrt
@@ -16,6 +19,7 @@ from breakeven.models.simulation.compiled import compiled, kept, source_digest
 from breakeven.models.simulation.queues import (
     enqueue,
     enter_cache,
+    latest,
     least_loaded,
     leave_cache,
     make_room,
@@ -23,11 +27,15 @@ from breakeven.models.simulation.queues import (
     pop_key,
     push_event,
     push_key,
+    put_back,
+    remove_keys,
+    resumable,
     unlink,
 )
 from breakeven.models.simulation.state import (
     ARRIVAL,
     CHUNKED,
+    COLOCATED,
     HIT,
     MISSED,
     OPENING,
@@ -79,15 +87,64 @@ def _cut(s: State, r: int, now: float) -> None:
 def _join(plan: Plan, s: State, r: int, c: int) -> None:
     """Add a call to an engine's batch; it decodes from the end of the pass in progress on."""
     engine, call, topk = s.engines[r], s.calls[c], plan.decode.sparse_topk
-    begin, last = engine.steps + engine.ahead, int(call.output) - 1
+    begin, last = engine.steps + engine.ahead, int(call.output - call.written) - 1
+    held = call.prompt + call.written
     engine.batch += 1
-    engine.context += call.prompt
-    engine.selected += min(call.prompt, topk)
-    if call.prompt < topk:
+    engine.context += held
+    engine.selected += min(held, topk)
+    if held < topk:
         engine.growing += 1
-        if call.prompt + last > topk:
-            push_key(s, r, begin + int(topk - call.prompt), ~c)
+        if held + last > topk:
+            push_key(s, r, begin + int(topk - held), ~c)
     push_key(s, r, begin + last, c)
+
+
+@compiled
+def _leave_batch(plan: Plan, s: State, r: int, length: float) -> None:
+    """A call that holds `length` tokens decodes no more."""
+    engine, topk = s.engines[r], plan.decode.sparse_topk
+    engine.batch -= 1
+    engine.context -= length
+    engine.selected -= min(length, topk)
+
+
+@compiled
+def _make_way(plan: Plan, s: State, r: int, now: float) -> None:
+    """Give each call of the batch room for one more token; while there is none, preempt the call admitted last."""
+    engine = s.engines[r]
+    if not plan.preempts:
+        return
+    while engine.batch > 0 and engine.reserved + engine.batch + plan.shared_prefix > engine.capacity:
+        c = latest(s, r)
+        if engine.prefilling + engine.batch <= 1:
+            break  # alone it fits, or nothing helps
+        _preempt(plan, s, r, c, now)
+    engine.reserved += engine.batch
+    if s.caches[0, r].idle + engine.reserved + plan.shared_prefix > engine.capacity:
+        make_room(plan, s, r)
+
+
+@compiled
+def _preempt(plan: Plan, s: State, r: int, c: int, now: float) -> None:
+    """Take a call out of service: what it has written becomes part of its prompt."""
+    call, engine, topk = s.calls[c], s.engines[r], plan.decode.sparse_topk
+    call.preempted += 1
+    engine.reserved -= call.prompt + call.written - call.shared + 1.0
+    held = call.position
+    if call.left > 0.0:
+        engine.prefilling -= 1
+        call.begun = False
+    else:
+        written = call.output - float(remove_keys(s, r, c) - engine.steps)
+        engine.reserved -= written - call.written - 1.0
+        held = call.prompt + written - 1.0
+        _leave_batch(plan, s, r, held)
+        if held < topk:
+            engine.growing -= 1
+        call.begun, call.written = False, written
+        put_back(s, r, c)
+    enter_cache(plan, s, call.session, r, held - call.shared, now)
+    s.sessions[call.session].resumes = True
 
 
 @compiled
@@ -101,11 +158,9 @@ def _retire(plan: Plan, s: State, r: int, now: float) -> None:
             continue
         call = s.calls[c]
         length = call.prompt + call.output - 1.0
-        engine.context -= length
-        engine.selected -= min(length, topk)
-        if length <= topk and call.prompt < topk:
+        if length <= topk and call.prompt + call.written < topk:
             engine.growing -= 1
-        engine.batch -= 1
+        _leave_batch(plan, s, r, length)
         _end_on(plan, s, r, c, now)
 
 
@@ -231,26 +286,41 @@ def _admits(plan: Plan, s: State, r: int, need: float, whole: bool) -> bool:
 def _begin(plan: Plan, s: State, r: int, c: int, now: float) -> bool:
     """Admit a call to prefill, if there is room, with what it finds of its prefix."""
     call, engine = s.calls[c], s.engines[r]
-    need = call.prompt - call.shared + (0.0 if plan.mode == SPLIT else call.output)
-    if not _admits(plan, s, r, need, plan.mode != SPLIT):
+    need = call.prompt - call.shared + _output_room(plan, s, c)
+    next_step = engine.batch + engine.prefilling + 1 if plan.preempts and plan.mode == COLOCATED else 0
+    if not _admits(plan, s, r, need + next_step, plan.mode != SPLIT):
         return False
     session = s.sessions[call.session]
     level = _level(plan, s, c, r)
     held = call.found == READ or level >= 0
-    if call.found != READ:
+    if call.preempted == 0 and call.found != READ:
         # What moved down a tier while the call waited was read back meanwhile.
         kept = READ if level > 0 else HIT
         call.found = kept if held else (OPENING if call.first else MISSED)
+    if call.preempted == 0:
+        call.prefill_start_s = now
+        call.left = call.hit_tokens if held else call.missed_tokens
+    else:
+        kept = session.tokens if session.resumes else 0.0
+        call.left = call.prompt + call.written - call.shared - kept
+    call.position = call.prompt + call.written - call.left
     if session.cached:
         leave_cache(plan, s, call.session)
     session.where = r
-    call.left = call.hit_tokens if held else call.missed_tokens
-    call.position = call.prompt - call.left
-    call.begun, call.prefill_start_s = True, now
+    call.begun, call.order = True, engine.admitted
+    engine.admitted += 1
     engine.prefilling += 1
     engine.reserved += need
     make_room(plan, s, r)
     return True
+
+
+@compiled
+def _output_room(plan: Plan, s: State, c: int) -> float:
+    """Tokens of cache that a call is given beside its prompt when it is admitted to prefill."""
+    if plan.mode == SPLIT:
+        return 0.0
+    return s.calls[c].written + 1.0 if plan.preempts else s.calls[c].output
 
 
 @compiled
@@ -344,9 +414,13 @@ def _start_decode(plan: Plan, s: State, r: int, now: float) -> None:
     engine, speed = s.engines[r], plan.decode
     engine.tokens, engine.step_s = 0.0, _decode_s(plan, s, r)
     growth = speed.context * engine.batch + speed.selected_context * engine.growing
+    steps = s.keys[r, 0].step - engine.steps
+    if plan.preempts:
+        free = engine.capacity - engine.reserved - plan.shared_prefix - s.caches[0, r].idle + resumable(s, r)
+        steps = min(steps, 1 + int(max(free, 0.0) / engine.batch))
     # Behind prefill in the pipeline, the first micro-batch gets through right after it.
     start_s = max(now, engine.through_s - engine.step_s * (1.0 - 1.0 / speed.depth)) if engine.prefills else now
-    _launch(s, r, s.keys[r, 0].step - engine.steps, growth / (speed.ranks * speed.depth), start_s)
+    _launch(s, r, steps, growth / (speed.ranks * speed.depth), start_s)
 
 
 @compiled
@@ -363,8 +437,14 @@ def _launch(s: State, r: int, steps: int, growth_s: float, start_s: float) -> No
 def _work(plan: Plan, s: State, r: int, now: float) -> None:
     """Start the engine's next pass if it is free: prefill before decode, or both together when chunked."""
     engine = s.engines[r]
-    if engine.busy or (engine.prefills and engine.head >= 0 and _start_prefill(plan, s, r, now)):
+    if engine.busy:
         return
+    if plan.mode == CHUNKED:
+        _make_way(plan, s, r, now)
+    if engine.prefills and engine.head >= 0 and _start_prefill(plan, s, r, now):
+        return
+    if plan.mode == COLOCATED:
+        _make_way(plan, s, r, now)
     if engine.batch > 0:
         _start_decode(plan, s, r, now)
 
@@ -394,6 +474,9 @@ def _finish_pass(plan: Plan, s: State, r: int, now: float) -> None:
     engine.steps += engine.ahead
     engine.context += engine.ahead * engine.decoding
     engine.selected += engine.ahead * engine.widening
+    if plan.preempts and engine.ahead > 1:  # its first step was given room before it began
+        engine.reserved += (engine.ahead - 1) * engine.decoding
+        make_room(plan, s, r)
     engine.ahead = 0
     if engine.done >= 0:
         _all_prefilled(plan, s, r, engine.done, now)
@@ -417,7 +500,8 @@ def _prefilled(plan: Plan, s: State, r: int, c: int, now: float) -> None:
     """A prompt is complete: its first token in a shared pool, its way over the link in a split one."""
     call, engine = s.calls[c], s.engines[r]
     engine.prefilling -= 1
-    call.prefill_end_s = now
+    if call.written == 0.0:
+        call.prefill_end_s = now
     if plan.mode == SPLIT:
         engine.load -= 1
         duration = plan.link_latency_s + plan.link_token_s * call.prompt
@@ -426,8 +510,10 @@ def _prefilled(plan: Plan, s: State, r: int, c: int, now: float) -> None:
         engine.link_busy_s += _overlap(plan, call.transfer_s, engine.link_free_s)
         push_event(s, engine.link_free_s, TRANSFERRED, c, 0)
         return
-    call.first_s, call.decode_engine = now, r
-    if call.output <= 1.0:
+    call.decode_engine = r
+    if call.written == 0.0:
+        call.first_s = now
+    if call.output - call.written <= 1.0:
         _end_on(plan, s, r, c, now)
     else:
         _join(plan, s, r, c)

@@ -140,5 +140,6 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         first_chunk_steps=_number(catalog.engine.first_chunk_steps, 0),
         first_chunk_s=_number(found.first_chunk_s, i),
         cache_ttl_s=_number(workload.cache_ttl_s, 0),
+        preempts=not split and _number(catalog.engine.preempts, 0) > 0.5,
         **_tiers(found, resolved, i),
     )

@@ -116,6 +116,35 @@ def pop_key(s: State, r: int) -> int:
 
 
 @compiled
+def remove_keys(s: State, r: int, call: int) -> int:
+    """Remove what waits for step counts of a call of engine `r`; the count at which it would have ended."""
+    engine, keys = s.engines[r], s.keys
+    old, ends = engine.keys, -1
+    engine.keys = 0
+    for i in range(old):
+        step, found = keys[r, i].step, keys[r, i].call
+        if found == call:
+            ends = step
+        elif found != ~call:
+            push_key(s, r, step, found)
+    return ends
+
+
+@compiled
+def latest(s: State, r: int) -> int:
+    """The call in service of engine `r` that was admitted last; -1 where none decodes or is being prefilled."""
+    engine, keys, calls = s.engines[r], s.keys, s.calls
+    best, c = -1, engine.head
+    while c >= 0 and calls[c].begun:  # those stand first, in the order of their admission
+        best, c = c, calls[c].next
+    for i in range(engine.keys):
+        c = keys[r, i].call
+        if c >= 0 and (best < 0 or calls[c].order > calls[best].order):
+            best = c
+    return best
+
+
+@compiled
 def _cache_at(plan: Plan, level: int, r: int) -> int:
     """Column of `State.caches` that engine `r` uses on a level."""
     if level > 0 and plan.tiers[level - 1].shared:
@@ -136,7 +165,7 @@ def leave_cache(plan: Plan, s: State, session: int) -> None:
         s.sessions[me.newer].older = me.older
     else:
         cache.newest = me.older
-    me.cached = False
+    me.cached = me.resumes = False
     cache.idle -= me.tokens
     if cache.oldest < 0:
         cache.idle = 0.0
@@ -179,10 +208,25 @@ def make_room(plan: Plan, s: State, r: int) -> None:
         cache = s.caches[level, _cache_at(plan, level, r)]
         while cache.oldest >= 0 and cache.idle > most:
             session = cache.oldest
+            me, resumes = s.sessions[session], s.sessions[session].resumes
+            if resumes and me.tokens > cache.idle - most:
+                me.tokens -= cache.idle - most
+                cache.idle = most
+                break
             leave_cache(plan, s, session)
-            if level < plan.levels:
+            if level < plan.levels and not resumes:
                 _keep(plan, s, session, level + 1)
     engine.peak = max(engine.peak, s.caches[0, r].idle + engine.reserved + plan.shared_prefix)
+
+
+@compiled
+def resumable(s: State, r: int) -> float:
+    """Tokens of preempted calls in HBM of engine `r` that are evicted before any session."""
+    tokens, session = 0.0, s.caches[0, r].oldest
+    while session >= 0 and s.sessions[session].resumes:
+        tokens += s.sessions[session].tokens
+        session = s.sessions[session].newer
+    return tokens
 
 
 @compiled
@@ -207,6 +251,22 @@ def enqueue(s: State, r: int, c: int) -> None:
     else:
         engine.head = c
     engine.tail = c
+
+
+@compiled
+def put_back(s: State, r: int, c: int) -> None:
+    """Put a call before all that wait in an engine's queue, behind those that are being prefilled."""
+    engine, calls = s.engines[r], s.calls
+    before, after = -1, engine.head
+    while after >= 0 and calls[after].begun:
+        before, after = after, calls[after].next
+    calls[c].next = after
+    if before >= 0:
+        calls[before].next = c
+    else:
+        engine.head = c
+    if after < 0:
+        engine.tail = c
 
 
 @compiled

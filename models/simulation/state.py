@@ -78,6 +78,7 @@ class Plan(NamedTuple):
     first_chunk_steps: float = 0.0  # decode steps from a call's first token to its first chunk at the user
     first_chunk_s: float = 0.0  # at most 0: seconds less than that
     cache_ttl_s: float = np.inf  # idle sessions lose their cache after this
+    preempts: bool = False  # admit by the prompt, and take the latest calls off when the cache is full; never if split
     levels: int = 0  # tiers of KV cache below HBM
     tiers: tuple[TierPlan, TierPlan, TierPlan] = (NO_TIER, NO_TIER, NO_TIER)  # nearest first
 
@@ -92,14 +93,17 @@ _CALL = [
     ("gap_s", "f8"),  # from this call's end to the next call
     ("first", "?"),
     ("last", "?"),
+    ("begun", "?"),
+    ("preempted", "i4"),  # times
     ("tie", "f8"),  # in [0, 1): where the search for the least loaded engine starts
     ("next", "i8"),  # in the queue or list it stands in
-    ("begun", "?"),
+    ("order", "i4"),  # of its admission to its engine
+    ("found", "i4"),  # MISSED, HIT, OPENING or READ; -1 before prefill
+    ("written", "f8"),  # tokens of its output that it was preempted with: to prefill with the prompt
     ("left", "f8"),  # to prefill
     ("position", "f8"),  # prompt tokens held so far
-    ("found", "i8"),  # MISSED, HIT or OPENING; -1 before prefill
-    ("prefill_engine", "i8"),
-    ("decode_engine", "i8"),
+    ("prefill_engine", "i4"),
+    ("decode_engine", "i4"),
     ("arrival_s", "f8"),
     ("prefill_start_s", "f8"),
     ("prefill_end_s", "f8"),
@@ -114,6 +118,7 @@ _SESSION = [
     ("where", "i8"),  # engine that holds or held its context
     ("measured", "?"),  # it started in the window
     ("cached", "?"),
+    ("resumes", "?"),  # what is cached is of a call that was preempted, and goes from its end
     ("level", "i8"),  # where: 0 in HBM, k in the k-th tier below
     ("since_s", "f8"),  # idle since then
     ("tokens", "f8"),  # of its own, cached while it is idle
@@ -131,6 +136,7 @@ _ENGINE = [
     ("prefilling", "i8"),
     ("batch", "i8"),  # calls that decode
     ("capacity", "f8"),
+    ("admitted", "i8"),  # calls so far
     ("reserved", "f8"),  # tokens of KV cache of calls in service
     ("peak", "f8"),
     ("context", "f8"),  # tokens that its batch holds
