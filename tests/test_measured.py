@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from breakeven.models.catalog import table
 from breakeven.models.inputs import InputError
 from breakeven.studies.measured import (
     UNKNOWN_DRAFT,
@@ -235,8 +236,11 @@ def test_rows_keep_their_order_and_number(tmp_path):
 
 
 def test_accepted_tokens_fall_with_concurrency():
-    found = [accepted_tokens(n) for n in (1.0, 16.0, 256.0, 1e9)]
-    assert found[0] == 2.2 and found == sorted(found, reverse=True) and found[-1] == 1.0
+    """1 + a + a^2 + a^3 tokens of three drafts where one call runs, never less than the token of any step."""
+    found, a = [accepted_tokens(n) for n in (1.0, 16.0, 256.0, 1e20)], table("calibration")["speculation"]["acceptance"]
+    assert found[0] == pytest.approx(1.0 + a + a**2 + a**3)
+    assert found == sorted(found, reverse=True) and found[-1] == 1.0
+    assert [accepted_tokens(1.0, n) for n in (0, 1)] == pytest.approx([1.0, 1.0 + a])
     export = DEEPSEEK | {"silicon_tpot_ms": 5.0}
     drafted = points(export, labels={digits(200.0, 5.0): {"spec_decode": "mtp"}})[0]
     assert drafted.accepted == pytest.approx(accepted_tokens(16.0)) and one().accepted == 1.0
