@@ -113,13 +113,14 @@ def kv_shards(stage: ResolvedStage, llm: LLM) -> Array:
     return jnp.minimum(stage.choice.tensor_parallel, llm.kv_shards)
 
 
-def _slow_host(stage: ResolvedStage, engine: Engine) -> Array:
+def slow_host(stage: ResolvedStage, engine: Engine) -> Array:
+    """Times by which the host launches slower."""
     return jnp.where(stage.hardware.hopper > 0.5, engine.hopper_factor, 1.0)
 
 
 def _half_layers_s(stage: ResolvedStage, llm: LLM, engine: Engine) -> Array:
     """Launches beside the kernels' own of half a layer, attention's or the feed-forward network's, in all layers."""
-    return 0.5 * llm.layers * engine.layer_s * _slow_host(stage, engine)
+    return 0.5 * llm.layers * engine.layer_s * slow_host(stage, engine)
 
 
 def _activations_s(stage: ResolvedStage, llm: LLM, engine: Engine) -> Array:
@@ -207,7 +208,7 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
     window_pair_s = pair_s(prefill, llm.window_flops_per_pair, llm.head_pair_flops, t * peak)
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
-        + llm.layers * llm.mla * engine.latent_layer_s * _slow_host(stage, engine)
+        + llm.layers * llm.mla * engine.latent_layer_s * slow_host(stage, engine)
         + llm.layers * kernels_s * engine.launch_share
         + engine.step_s,
         collective_s=latency_s,
