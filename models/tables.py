@@ -100,6 +100,7 @@ class Engine:
     )
     memory_fraction: Array
     reserve_bytes: Array
+    overlapped_batches: Array | None = None  # parts of a step that hide each other's collectives (two-batch overlap)
 
 
 @jax.tree_util.register_dataclass
@@ -194,7 +195,7 @@ def engine_row(name: str) -> dict[str, Any]:
 def engine(name: str, overrides: Mapping[str, float] | None = None) -> Engine:
     """The engine's terms by name, any of them overridden."""
     row = engine_row(name) | dict(overrides or {})
-    return Engine(**{field: jnp.float32(row[field]) for field in Engine.__dataclass_fields__})
+    return Engine(**{field: jnp.float32(row[field]) for field in Engine.__dataclass_fields__ if field in row})
 
 
 def _weight_schemes(names: Sequence[str]) -> WeightSchemes:
