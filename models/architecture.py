@@ -76,16 +76,60 @@ class Encoder:
     projector_hidden: int = 0
     projectors: int = 1
 
+    def patches(self, width: float, height: float) -> float:
+        """Patches of an image in pixels, whole groups that are merged; of a fixed input size those it has.
+
+        Qwen2.5-VL, 1280 x 800 pixels: 46 x 29 groups of 28 pixels, 5,336 patches for 1,334 tokens.
+        """
+        if self.image_size:
+            return float((self.image_size // self.patch) ** 2)
+        group = self.patch * self.merge
+        return float(math.ceil(width / group) * math.ceil(height / group) * self.merge**2)
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of the blocks' attention, biases and norms left out."""
+        return self.layers * 4 * self.hidden**2
+
+    @property
+    def dense_parameters(self) -> int:
+        """Of the blocks' networks, the patch embedding and the projectors, biases and norms left out."""
+        return self._block_parameters + self._projector_parameters
+
+    @property
+    def patch_parameters(self) -> float:
+        """Of `dense_parameters` those that one patch passes: merged patches share a pass of the projectors."""
+        return self._block_parameters + self._projector_parameters / self.merge**2
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Scores and weighted sum of one pair of patches, over all layers: 2 x 2 x hidden."""
+        return 4 * self.hidden * self.layers
+
+    @property
+    def token_elements(self) -> int:
+        """Elements of one visual token that the language model receives."""
+        return self.output * self.projectors
+
+    @property
+    def _block_parameters(self) -> int:
+        return self.layers * self.matrices * self.hidden * self.intermediate + self._patch_embedding
+
+    @property
+    def _patch_embedding(self) -> int:
+        return 3 * self.temporal_patch * self.patch**2 * self.hidden
+
+    @property
+    def _projector_parameters(self) -> int:
+        inner = self.projector_hidden
+        ends = self.projector_input + self.output
+        return self.projectors * (inner * ends if inner else self.projector_input * self.output)
+
     @property
     def parameters(self) -> int:
         """Blocks (attention, MLP, biases and norms), patch and position embeddings, projectors."""
-        attention, mlp = 4 * self.hidden**2, self.matrices * self.hidden * self.intermediate
-        block = attention + mlp + 9 * self.hidden + (self.matrices - 1) * self.intermediate
-        embedding = self.hidden * (3 * self.temporal_patch * self.patch**2 + self.positions)
-        inner = self.projector_hidden
-        ends = self.projector_input + self.output
-        projector = inner * ends if inner else self.projector_input * self.output
-        return self.layers * block + embedding + self.projectors * projector
+        vectors = self.layers * (9 * self.hidden + (self.matrices - 1) * self.intermediate)
+        return self.attention_parameters + self.dense_parameters + vectors + self.hidden * self.positions
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from breakeven.models.steps import (
     attention_coefficients,
     decode_time,
     ffn_coefficients,
+    overlapped,
     prefill_chunks,
     prefill_marginal,
     prefill_time,
@@ -67,6 +68,7 @@ class Bundle:
     pipeline_parallel: Array  # groups of one attention engine
     data_parallel: Array  # ranks of one attention engine
     split: Apart | None  # None: no candidate's attention stands apart from its feed-forward layers
+    overlapped: Array | None = None  # parts of a step of one engine that hide each other's collectives
 
     @property
     def engine(self) -> Coefficients:
@@ -158,6 +160,7 @@ def bundle(
         pipeline_parallel=choice.pipeline_parallel,
         data_parallel=choice.data_parallel,
         split=split,
+        overlapped=None if engine.overlapped_batches is None else engine.overlapped_batches * jnp.ones_like(count),
     )
 
 
@@ -292,7 +295,12 @@ def decode_step(machine: Bundle, llm: LLM, batch: Array, context: Array) -> Step
     split = machine.split
     if split is None:
         tokens = batch / machine.pipeline_parallel
-        return decode_time(machine.engine, llm, tokens, tokens / machine.data_parallel, context)
+        whole = decode_time(machine.engine, llm, tokens, tokens / machine.data_parallel, context)
+        if machine.overlapped is None:
+            return whole
+        part = tokens / machine.overlapped
+        parts = decode_time(machine.engine, llm, part, part / machine.data_parallel, context)
+        return overlapped(whole, parts.scaled(machine.overlapped))
     attention, ffn = decode_sides(machine, llm, batch, context)
     return attention.plus(ffn)
 
@@ -303,10 +311,18 @@ def decode_sides(machine: Bundle, llm: LLM, batch: Array, context: Array) -> tup
     if split is None:
         tokens = batch / machine.pipeline_parallel
         given = llm, tokens, tokens / machine.data_parallel, context
-        return decode_time(machine.attention, *given), decode_time(machine.ffn, *given)
+        sides = decode_time(machine.attention, *given), decode_time(machine.ffn, *given)
+        return sides if machine.overlapped is None else _summing_to(sides, decode_step(machine, llm, batch, context))
     found = _decode_apart(machine, split, llm, batch, context)
     weight = _critical(machine, split, found.parts)
     return _counted(weight, split, (found.attention, found.ffn), found.way)
+
+
+def _summing_to(sides: tuple[StepTime, StepTime], step: StepTime) -> tuple[StepTime, StepTime]:
+    """Both sides, part by part in the same proportion, as the shares of a step that they do not simply add up to."""
+    factors = [whole / jnp.maximum(a + b, 1e-12) for a, b, whole in zip(*sides, step, strict=True)]
+    first, second = (StepTime(*(part * f for part, f in zip(side, factors, strict=True))) for side in sides)
+    return first, second
 
 
 def decode_step_s(machine: Bundle, llm: LLM, batch: Array, context: Array) -> tuple[Array, Array]:
@@ -346,14 +362,31 @@ def prefill_call(
     chunks, split = prefill_chunks(tokens, token_budget[:, None]), wide.split
     if split is not None:
         return _prefill_apart(machine, wide, split, llm, tokens, pairs, context, chunks)
-    given = llm, tokens, tokens, pairs, context, chunks
-    alone = prefill_time(wide.engine, *given)
-    sides = prefill_time(wide.attention, *given), prefill_time(wide.ffn, *given)
     # Data-parallel ranks that all prefill share the experts: each of their tokens is arithmetic for all of them.
-    ranks = wide.data_parallel
-    busy_s = prefill_time(wide.engine, llm, ranks * tokens, tokens, pairs, context, chunks).total_s
+    alone, busy = (
+        _prefill_joint(wide, llm, n * tokens, tokens, pairs, context, chunks) for n in (1.0, wide.data_parallel)
+    )
+    given = llm, tokens, tokens, pairs, context, chunks
+    sides = prefill_time(wide.attention, *given), prefill_time(wide.ffn, *given)
     marginal = prefill_marginal(machine.engine, llm, machine.data_parallel, jnp.ones_like(machine.count))
+    if machine.overlapped is not None:
+        exchange_s = machine.engine.collective_token_s
+        computed_s = jnp.maximum(marginal[0] - exchange_s, exchange_s)
+        sides = _summing_to(sides, alone)
+        marginal = jnp.minimum(marginal[0], computed_s), marginal[1]
+    busy_s = busy.total_s
     return PrefillTime(alone, sides, busy_s, busy_s, busy_s, *marginal)
+
+
+def _prefill_joint(
+    machine: Bundle, llm: LLM, tokens: Array, rank_tokens: Array, pairs: Array, context: Array, chunks: Array
+) -> StepTime:
+    """`prefill_time` of both sides on one engine."""
+    given = llm, tokens, rank_tokens, pairs, context
+    whole = prefill_time(machine.engine, *given, chunks)
+    if machine.overlapped is None:
+        return whole
+    return overlapped(whole, prefill_time(machine.engine, *given, chunks * machine.overlapped))
 
 
 def _prefill_apart(

@@ -22,6 +22,7 @@ class Busy(NamedTuple):
     decode: Array
     link: Array
     tiers: Array
+    encode: Array  # of an encoder outside the pools that prefill
 
 
 class Violations(NamedTuple):
@@ -33,6 +34,7 @@ class Violations(NamedTuple):
     decode: Array
     link: Array
     tiers: Array
+    encode: Array
     budget: Array
     power: Array
     inventory: Array
@@ -50,14 +52,16 @@ class Doubts(NamedTuple):
     cache_short: Array  # more than 2 % of continued calls lose their prefix, 5 % where prefill is apart
     in_step: Array  # prefill and decode in a pool whose pipeline stages or data-parallel ranks keep step
     sides_apart: Array  # attention apart from feed-forward layers, which is not simulated
+    encoder: Array  # images encoded outside the pools that prefill, which is not simulated
 
 
-def pool_use(resolved: Resolved, prefill: Array, decode: Array) -> tuple[Array, ...]:
+def pool_use(resolved: Resolved, busy: Busy) -> tuple[Array, ...]:
     """Share of time that the pool of each stage is busy: with what keeps it busiest."""
     stages, found = resolved.stages, []
+    shares = busy.encode, busy.prefill, busy.prefill, busy.decode, busy.decode
     for stage in stages:
-        use = jnp.zeros_like(prefill)
-        for other, share in zip(stages[1:], (prefill, prefill, decode, decode), strict=True):
+        use = jnp.zeros_like(busy.prefill)
+        for other, share in zip(stages, shares, strict=True):
             use = jnp.where(other.choice.pool == stage.choice.pool, jnp.maximum(use, share), use)
         found.append(use)
     return tuple(found)
@@ -93,6 +97,7 @@ def limits_broken(
         decode=busy.decode - 1.0,
         link=busy.link - 1.0,
         tiers=busy.tiers - 1.0,
+        encode=busy.encode - 1.0,
         budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,
         power=money.power_w / economy.max_power_w - 1.0,
         inventory=money.inventory_excess,
@@ -125,4 +130,5 @@ def doubts(
         cache_short=state.miss > jnp.where(pools.shared > 0.5, 0.02, 0.05),
         in_step=(pools.shared > 0.5) & (pools.prefill_ways > 1.0),
         sides_apart=_sides_apart(resolved),
+        encoder=jnp.zeros_like(tipped) if pools.encode is None else pools.encode.joined < 0.5,
     )

@@ -107,6 +107,14 @@ class LLM:
     head_weights: Array
     embedding_weights: Array
     encoder_weights: Array
+    encoder_layers: Array  # of the vision encoder, as the rest of its numbers: 0 without one
+    encoder_hidden: Array
+    encoder_heads: Array  # 1 without one
+    encoder_attention_weights: Array
+    encoder_dense_weights: Array  # networks, patch embedding, projectors
+    encoder_patch_weights: Array  # of these, what one patch passes
+    encoder_flops_per_pair: Array  # per pair of patches, scores and values
+    encoder_token_elements: Array  # that a visual token hands to the language model
     expert_width_weights: Array  # one expert in one layer
     full_layers: Array
     window_layers: Array
@@ -131,7 +139,7 @@ class LLM:
     @classmethod
     def from_architecture(cls, architecture: Architecture) -> "LLM":
         """The traced view of an architecture; every leaf a Python float."""
-        a = architecture
+        a, e = architecture, architecture.encoder
         numbers = {
             "layers": a.layers,
             "hidden": a.hidden,
@@ -145,6 +153,14 @@ class LLM:
             "head_weights": a.head_parameters,
             "embedding_weights": a.embedding_parameters,
             "encoder_weights": a.encoder_parameters,
+            "encoder_layers": e.layers if e else 0,
+            "encoder_hidden": e.hidden if e else 0,
+            "encoder_heads": e.heads if e else 1,
+            "encoder_attention_weights": e.attention_parameters if e else 0,
+            "encoder_dense_weights": e.dense_parameters if e else 0,
+            "encoder_patch_weights": e.patch_parameters if e else 0,
+            "encoder_flops_per_pair": e.flops_per_pair if e else 0,
+            "encoder_token_elements": e.token_elements if e else 0,
             "expert_width_weights": a.moe.expert_parameters if a.moe else 0,
             "full_layers": a.full_layers,
             "window_layers": a.window_layers,

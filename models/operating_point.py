@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from breakeven.models.bundle import Bundle, decode_step, decode_step_s
+from breakeven.models.encoder import Encode, encode_busy
 from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory
 from breakeven.models.numerics import TINY, table_lookup
@@ -63,6 +64,7 @@ class Pools:
     request_s: Array  # what the engine adds to every call
     reserve_tokens: Array  # cache that admission counts for a sequence
     reload: Reload | None  # tiers of KV cache below HBM
+    encode: Encode | None = None  # the vision encoder, where calls have something to encode
 
 
 class State(NamedTuple):
@@ -88,6 +90,7 @@ class OperatingPoint(NamedTuple):
     rank_others: Array  # of them on its rank, where they make the step longer
     prefill_utilization: Array
     prefill_share: Array  # share of time that prefill takes from the decode of its pool
+    encode_share: Array  # the same, of an encoder in a pool that decodes and does not prefill
     fixed_s: Array  # decode step a + b B near the operating batch
     marginal_s: Array
     context_s: Array  # by which one cached token of one sequence makes a step longer
@@ -249,7 +252,8 @@ def operating_point(
     share = jnp.minimum(seen * prefill_rate * stall.first, HIGHEST)
     chunk_step_s = pass_s * jnp.maximum(state.mates / pools.prefill_ranks, 1.0) / chunks
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
-    slowdown = 1.0 / (1.0 - share + chunk_rate * step_s)
+    encoding = _encode_share(pools, seen * calls, state.miss)
+    slowdown = 1.0 / (1.0 - jnp.minimum(share + encoding, HIGHEST) + chunk_rate * step_s)
     delay_s, mates, passes = _prefill_bursts(pools, service, seen * prefill_rate, share, step_s, chunk_step_s, steps)
 
     busy = jnp.minimum(decode_rate * steps * slowdown * marginal_s, HIGHEST)
@@ -280,6 +284,7 @@ def operating_point(
         jnp.minimum(others / pools.prefill_ranks, per_rank - 1.0),
         prefill_utilization,
         share,
+        encoding,
         fixed_s,
         marginal_s,
         per_context,
@@ -295,6 +300,13 @@ def operating_point(
         chunk_rate,
         active,
     )
+
+
+def _encode_share(pools: Pools, calls: Array, miss: Array) -> Array:
+    """Share of time that an encoder in a pool without prefill takes from its decode."""
+    if pools.encode is None:
+        return jnp.zeros_like(calls)
+    return jnp.minimum(pools.encode.beside_decode * encode_busy(pools.encode, calls, miss), HIGHEST)
 
 
 def prefill_servers(pools: Pools) -> Array:
@@ -375,7 +387,8 @@ def _prefill_mates(
 
 def decode_utilization(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM) -> Array:
     """Share of the decode engine's time that its load needs at its largest batch, prefill in the pool included."""
-    return decode_load(pools, workload, llm, point.decode_rate, point.prefill_share, point.chunk_rate)
+    held = point.prefill_share + point.encode_share
+    return decode_load(pools, workload, llm, point.decode_rate, held, point.chunk_rate)
 
 
 def decode_load(

@@ -42,10 +42,12 @@ class Performance(NamedTuple):
     utilization_prefill: Array
     utilization_decode: Array
     utilization_link: Array
+    utilization_encode: Array  # of an encoder outside the pools that prefill
     decode_step: StepTime
     prefill_call: StepTime  # of the mean call that finds its prefix
     admission: Wait
     reload: Wait  # for the prefix from the tiers below HBM
+    encode: Wait  # for such an encoder
     fleet: Fleet
     violations: Violations
     doubts: Doubts
@@ -235,7 +237,14 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     if workload.first_wave_share is not None:
         latency = first_wave(latency, point, pools, workload, catalog.engine)
     decode_use = decode_utilization(point, pools, workload, catalog.llm)
-    money = fleet(resolved, catalog.economy, pool_use(resolved, point.prefill_utilization, decode_use))
+    busy = Busy(
+        point.prefill_utilization,
+        decode_use,
+        waits.link_utilization,
+        waits.reload_utilization,
+        waits.encode_utilization,
+    )
+    money = fleet(resolved, catalog.economy, pool_use(resolved, busy))
     return Performance(
         latency=latency,
         point=point,
@@ -244,18 +253,13 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         utilization_prefill=point.prefill_utilization,
         utilization_decode=decode_use,
         utilization_link=waits.link_utilization,
+        utilization_encode=waits.encode_utilization,
         decode_step=decode_step_at(pools, catalog.llm, state.batch, workload.decode_context),
         prefill_call=prefill.terms,
         admission=waits.admission,
         reload=waits.reload,
+        encode=waits.encode,
         fleet=money,
-        violations=limits_broken(
-            resolved,
-            pools,
-            workload,
-            Busy(point.prefill_utilization, decode_use, waits.link_utilization, waits.reload_utilization),
-            money,
-            catalog,
-        ),
+        violations=limits_broken(resolved, pools, workload, busy, money, catalog),
         doubts=doubts(resolved, pools, state, point, decode_use, waits, tipped),
     )

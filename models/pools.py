@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from breakeven.models.bundle import Bundle, PrefillTime, bundle, common_divisor, prefill_call
+from breakeven.models.encoder import Encode, encoding
 from breakeven.models.memory import Memory, kv_bytes_per_token, pool_memory
 from breakeven.models.operating_point import Pools
 from breakeven.models.queueing import Moments
@@ -24,7 +25,7 @@ class Prefill(NamedTuple):
     """Prefill of a call, by node; (n, 2 x nodes): first those that find their prefix, then those that lost it."""
 
     latency_s: Array
-    transfer_s: Array
+    transfer_s: Array  # of the KV cache, and of images encoded elsewhere also their time there
     terms: StepTime  # of the mean call that finds its prefix, (n,)
 
 
@@ -58,10 +59,12 @@ def _service_moments(nodes: PrefillNodes, latency_s: Array, token_s: Array, pair
     return Moments(*corrected)
 
 
-def _mate(nodes: PrefillNodes, token_s: Array, pair_s: Array, token_budget: Array) -> Moments:
+def _mate(
+    nodes: PrefillNodes, token_s: Array, pair_s: Array, token_budget: Array, encoding_s: Array | float
+) -> Moments:
     """Moments of the time that one step spends on a prompt beside what it costs anyway: at most a budget of it."""
     part = jnp.minimum(1.0, token_budget[:, None] / nodes.tokens)
-    taken_s = part * (token_s[:, None] * nodes.tokens + pair_s[:, None] * nodes.pairs)
+    taken_s = part * (token_s[:, None] * nodes.tokens + pair_s[:, None] * nodes.pairs + encoding_s)
     return Moments(*(jnp.sum(nodes.weight * taken_s**k, -1) for k in (1, 2, 3)))
 
 
@@ -195,24 +198,35 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     lost_time = prefill_call(prefill, llm, lost.tokens, lost.pairs, lost.context, budget)
     hit_latency_s = _pipelined(hit_time.alone.total_s, hit, prefill, budget)
     missed_latency_s = _pipelined(lost_time.alone.total_s, lost, prefill, budget)
+    nodes = hit.weight.shape[-1]
+    encode = encoding(resolved, workload, catalog, hit, lost)
+    if encode is not None:
+        joined_s = encode.joined[:, None] * encode.seconds
+        hit_time = _encoding_too(hit_time, joined_s[:, :nodes], prefill)
+        lost_time = _encoding_too(lost_time, joined_s[:, nodes:], prefill)
+        hit_latency_s = hit_latency_s + joined_s[:, :nodes]
+        missed_latency_s = missed_latency_s + joined_s[:, nodes:]
     token_s, pair_s, ways = hit_time.token_s, hit_time.pair_s, prefill.ways
     contexts = jnp.concatenate([hit.context, jnp.broadcast_to(lost.context, hit.context.shape)], axis=-1)
     transfer_s = kv_transfer_s(resolved, catalog, contexts)
-    nodes = hit.weight.shape[-1]
     shared = _held_share(sharing, hit, hit_time, prefill)
     prefill_memory = pool_memory(resolved, p, llm, engine, workload.mean_prompt)
     decode_memory = pool_memory(resolved, d, llm, engine, workload.decode_context)
     prefill_latency_s = jnp.sum(hit.weight * hit_latency_s, -1)
     lost_latency_s = jnp.sum(lost.weight * missed_latency_s, -1)
-    recompute_s = (lost_latency_s - prefill_latency_s) / continued_share(workload)
+    encoding_s = _encoding_s(encode, hit, prefill)
+    recompute_s = lost_latency_s - prefill_latency_s
+    if encode is not None:
+        recompute_s = recompute_s + encode.lost_mean_s - encode.found_mean_s
+    recompute_s = recompute_s / continued_share(workload)
     pools = Pools(
         decode=decode,
         resident=_service_moments(hit, hit_time.busy_s, token_s, pair_s, 1.0 / ways),
         missed=_service_moments(lost, lost_time.busy_s, lost_time.token_s, lost_time.pair_s, 1.0 / ways),
         resident_chunks=_mean_chunks(hit, budget),
         missed_chunks=_mean_chunks(lost, budget),
-        marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs,
-        mate=_mate(hit, token_s, pair_s, budget),
+        marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs + jnp.sum(hit.weight * encoding_s, -1),
+        mate=_mate(hit, token_s, pair_s, budget, encoding_s),
         prefill_latency_s=prefill_latency_s,
         missed_latency_s=lost_latency_s,
         prefill_memory=_bundle_memory(prefill_memory, prefill.workers, workload.shared_prefix_tokens),
@@ -236,9 +250,27 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         request_s=request_s(resolved, workload, engine)[0] * one,
         reserve_tokens=workload.decode_context + (engine.reserve_output_share - 0.5) * workload.mean_output * one,
         reload=reload(resolved, hit, workload, llm, recompute_s, prefill.workers),
+        encode=encode,
     )
+    if encode is not None:
+        transfer_s = transfer_s + (1.0 - encode.joined[:, None]) * encode.seconds + encode.transfer_s
     mean_terms = StepTime(*(jnp.sum(hit.weight * term, -1) for term in hit_time.alone))
     return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
+
+
+def _encoding_too(time: PrefillTime, encoding_s: Array, machine: Bundle) -> PrefillTime:
+    """The prefill of calls whose images the same engine encodes, `encoding_s` (n, nodes): the first group of a pipeline
+    does all of it."""
+    return time._replace(
+        busy_s=time.busy_s + encoding_s * machine.depth[:, None], attention_s=time.attention_s + encoding_s
+    )
+
+
+def _encoding_s(encode: Encode | None, nodes: PrefillNodes, machine: Bundle) -> Array:
+    """What encoding adds to how long a prefill occupies its bundle, (n, nodes)."""
+    if encode is None:
+        return jnp.zeros_like(nodes.weight)
+    return encode.joined[:, None] * encode.seconds[:, : nodes.weight.shape[-1]] * machine.depth[:, None]
 
 
 def pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> Pools:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from breakeven.models.deployment import Deployment
 from breakeven.models.economics import fleet
+from breakeven.models.encoder import encode_busy
 from breakeven.models.limits import Busy, Violations, limits_broken, pool_use
 from breakeven.models.operating_point import Pools, decode_load
 from breakeven.models.pools import build_pools
@@ -27,7 +28,7 @@ def screen(deployment: Deployment, workload: Workload, catalog: Catalog) -> Viol
     resolved = resolve(deployment, catalog)
     pools, _, _ = build_pools(resolved, workload, catalog)
     least = _least(pools, workload, catalog)
-    money = fleet(resolved, catalog.economy, pool_use(resolved, least.prefill, least.decode))
+    money = fleet(resolved, catalog.economy, pool_use(resolved, least))
     return limits_broken(resolved, pools, workload, least, money, catalog)
 
 
@@ -35,7 +36,7 @@ def _least(pools: Pools, workload: Workload, catalog: Catalog) -> Busy:
     """Lower bounds of the utilizations, per engine."""
     none = jnp.zeros_like(pools.shared)
     if workload.concurrent_sessions is not None or workload.sessions_per_second is None:
-        return Busy(none, none, none, none)
+        return Busy(none, none, none, none, none)
     calls = workload.sessions_per_second * workload.calls_per_session
     prefill_rate, decode_rate = calls / pools.prefill_replicas, calls / pools.decode_replicas
     # Weight traffic and launches are shared by prefills computed together; arithmetic is not.
@@ -43,4 +44,5 @@ def _least(pools: Pools, workload: Workload, catalog: Catalog) -> Busy:
     decode = decode_load(pools, workload, catalog.llm, decode_rate, none, none)
     decode = jnp.where(pools.chunked > 0.5, none, decode)  # tokens that ride with chunks take no step of their own
     link = prefill_rate * pools.transfer_s / pools.prefill_workers
-    return Busy(prefill - MARGIN, decode - MARGIN, link - MARGIN, none)
+    encode = none if pools.encode is None else encode_busy(pools.encode, calls, 0.0)
+    return Busy(prefill - MARGIN, decode - MARGIN, link - MARGIN, none, encode - MARGIN)

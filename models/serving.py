@@ -53,6 +53,7 @@ class Outcome(NamedTuple):
     utilization_prefill: Array
     utilization_decode: Array
     utilization_link: Array
+    utilization_encode: Array  # of an encoder outside the pools that prefill
     decode_batch: Array  # of one attention engine
     cache_hit: Array  # continued calls that find their prefix, in HBM or a tier below
     cache_reload: Array  # of them all, those that read it from a tier below HBM
@@ -146,11 +147,13 @@ def outcome(
         call_mean_s=latency.call_mean_s,
         session_mean_s=session_mean,
         utilization_max=jnp.maximum(
-            jnp.maximum(found.utilization_prefill, found.utilization_decode), found.utilization_link
+            jnp.maximum(found.utilization_prefill, found.utilization_decode),
+            jnp.maximum(found.utilization_link, found.utilization_encode),
         ),
         utilization_prefill=found.utilization_prefill,
         utilization_decode=found.utilization_decode,
         utilization_link=found.utilization_link,
+        utilization_encode=found.utilization_encode,
         decode_batch=found.point.state.batch / found.pools.decode.workers,
         cache_hit=1.0 - found.point.state.miss,
         cache_reload=found.reload.probability / continued_share(workload),

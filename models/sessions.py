@@ -10,7 +10,7 @@ unless the context passes its cap or is reset: then it is compacted, and all but
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from breakeven.models.catalog import table
 from breakeven.models.distributions import Clipped, Distribution, Floats, Scaled, distribution, mixture
 from breakeven.models.inputs import InputError, known_fields, number, pick
+from breakeven.models.media import FIELDS as MEDIA
+from breakeven.models.media import Media, media
 
 MAX_TOKENS, MAX_GAP_S = 1e7, 1e7
 METADATA = ("summary", "sources", "as_of", "assumptions", "suggested_slo")
@@ -66,8 +68,7 @@ class SessionSpec:
     context_cap_tokens: float
     compact_to_tokens: Distribution
     cache_ttl_s: float  # the service drops the cache of a session that has been idle for longer
-    images_per_call: float
-    tokens_per_image: float
+    media: Media | None  # images, video or audio: their tokens come on top of every prompt
     classes: tuple[CallClass, ...]  # one of them per session
 
     @property
@@ -100,8 +101,6 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "reset_probability": _SHARE,
     "context_cap_tokens": _TOKENS,
     "cache_ttl_s": _GAP,
-    "images_per_call": (0.0, 1e3),
-    "tokens_per_image": (0.0, 1e5),
 }
 _FLAGS = ("growth_includes_output", "keep_thinking")
 _DEFAULTS: dict[str, Any] = {
@@ -123,12 +122,10 @@ _DEFAULTS: dict[str, Any] = {
     "context_cap_tokens": MAX_TOKENS,
     "compact_to_tokens": 32768,
     "cache_ttl_s": MAX_GAP_S,
-    "images_per_call": 0,
-    "tokens_per_image": 0,
 }
 _CLASS_FIELDS = tuple(field.name for field in fields(CallClass))
 _OF_CLASSES = ("first_prompt_tokens", "output_tokens", "shared_prefix_tokens")
-FIELDS = (*_DISTRIBUTIONS, *_NUMBERS, *_FLAGS, "classes")
+FIELDS = (*_DISTRIBUTIONS, *_NUMBERS, *_FLAGS, *MEDIA, "classes")
 SCALABLE = tuple(name for name in _DISTRIBUTIONS if name not in ("thinking_fraction", "growth_tokens_early"))
 
 
@@ -204,7 +201,7 @@ def _parse(name: str, own: Mapping[str, Any], merged: Mapping[str, Any], field: 
         allowed = f"at most prefix_break_probability ({parsed['prefix_break_probability']:g}): a reset is a break"
         raise InputError(f"{field}.reset_probability", parsed["reset_probability"], allowed)
     plain = CallClass(1.0, parsed["first_prompt_tokens"], parsed["shared_prefix_tokens"], 0.0, parsed["output_tokens"])
-    return SessionSpec(name=name, classes=classes or (plain,), **parsed)
+    return SessionSpec(name=name, classes=classes or (plain,), media=media(values, field), **parsed)
 
 
 def _flag(field: str, value: object) -> bool:
@@ -269,6 +266,8 @@ class Sessions:
     output_tokens: Floats
     thinking_tokens: Floats
     gap_after_s: Floats  # nan after the last
+    images: Floats | None = None  # new in the call; None: text alone
+    images_held: Floats | None = None  # in its prompt, new ones included
 
     @property
     def first(self) -> NDArray[np.bool_]:
@@ -296,6 +295,13 @@ class Sessions:
         plain = self.first | self.broken
         return np.where(plain, self.recomputed_tokens, visible + self.observation_tokens)
 
+    @property
+    def images_found(self) -> Floats:
+        """Images to encode where the previous prompt is cached: new ones, after a break those in what is new again."""
+        assert self.images is not None and self.images_held is not None
+        share = np.clip(self.break_tokens / np.maximum(self.missed_tokens, 1.0), 0.0, 1.0)
+        return np.where(self.broken, np.maximum(self.images, share * self.images_held), self.images)
+
 
 @dataclass(frozen=True)
 class _Layout:
@@ -309,6 +315,13 @@ class _Layout:
     @property
     def first(self) -> NDArray[np.bool_]:
         return self.index == 0
+
+    def turns(self) -> Iterator[NDArray[np.int64]]:
+        """Positions of the second calls of all sessions that have one, then of the third ones, and so on."""
+        by_length, most = np.argsort(-self.calls, kind="stable"), int(self.calls.max())
+        live = np.searchsorted(-self.calls[by_length], -np.arange(1, most + 1), side="right")
+        for k in range(1, most):
+            yield self.start[by_length[: live[k]]] + k
 
 
 def sample_sessions(spec: SessionSpec, sessions: int, seed: int, max_context: float) -> Sessions:
@@ -325,8 +338,10 @@ def sample_sessions(spec: SessionSpec, sessions: int, seed: int, max_context: fl
 
     output, thinking = _outputs(spec, kind[session], max_context, rng)
     limit = np.minimum(spec.context_cap_tokens, np.floor(max_context) - output)
-    first_prompt, shared = _first_prompts(spec, kind, limit[layout.start], rng)
+    images, visual = _images(spec, count, seed)
+    first_prompt, shared = _first_prompts(spec, kind, visual[layout.start], limit[layout.start], rng)
     observation, kept, stripped = _growth(spec, layout, output, thinking, rng)
+    observation = np.where(layout.first, 0.0, observation + visual)
     growth, own = observation + kept, shared[session]
     broken, reset = _breaks(spec, layout.first, rng)
     compact_to = np.rint(spec.compact_to_tokens.sample(rng, count))
@@ -353,6 +368,8 @@ def sample_sessions(spec: SessionSpec, sessions: int, seed: int, max_context: fl
         output_tokens=output,
         thinking_tokens=thinking,
         gap_after_s=gap,
+        images=images,
+        images_held=None if images is None else _images_held(layout, images, prompt, growth, own),
     )
 
 
@@ -381,14 +398,22 @@ def _outputs(
     return output, thinking
 
 
+def _images(spec: SessionSpec, calls: int, seed: int) -> tuple[Floats | None, Floats]:
+    """(images of every call, tokens they add to its prompt), from a stream of random numbers of their own."""
+    if spec.media is None:
+        return None, np.zeros(calls)
+    images = spec.media.counts(calls, np.random.default_rng([seed, 1]))
+    return images, np.rint(images * (spec.media.tokens or 0.0))
+
+
 def _first_prompts(
-    spec: SessionSpec, kind: NDArray[np.intp], limit: Floats, rng: np.random.Generator
+    spec: SessionSpec, kind: NDArray[np.intp], visual: Floats, limit: Floats, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """First prompts and, of each, the tokens that are always cached."""
+    """First prompts with their visual tokens and, of each, the tokens that are always cached."""
     prompt, cached, u = np.empty(len(kind)), np.empty(len(kind)), _strata(rng, len(kind))
     for j, row in enumerate(spec.classes):
         mine = kind == j
-        drawn = np.maximum(np.rint(row.prompt_tokens.invert(u[mine])), row.cached_prefix_tokens + 1.0)
+        drawn = np.maximum(np.rint(row.prompt_tokens.invert(u[mine])), row.cached_prefix_tokens + 1.0) + visual[mine]
         prompt[mine] = np.minimum(drawn, limit[mine])
         cached[mine] = np.rint(row.cached_prefix_tokens + row.cached_prefix_fraction * prompt[mine])
     if np.any(cached >= limit):
@@ -412,7 +437,6 @@ def _growth(
     written, thought = np.roll(output, 1), np.roll(thinking, 1)
     kept = np.minimum(written, growth - 1.0) if spec.growth_includes_output else written
     observation = growth - kept if spec.growth_includes_output else growth
-    observation = observation + np.rint(spec.images_per_call * spec.tokens_per_image)
     stripped = (thought > 0.0) & (not spec.keep_thinking) & ~layout.first
     kept = np.where(stripped, np.maximum(kept - thought, 0.0), kept)
     return np.where(layout.first, 0.0, observation), np.where(layout.first, 0.0, kept), stripped
@@ -432,13 +456,19 @@ def _contexts(
     """Prompts, compacted where they would pass `longest`: a step over all live sessions per call index."""
     prompt, compacted = np.empty(len(growth)), np.zeros(len(growth), bool)
     prompt[layout.start] = first_prompt
-    by_length = np.argsort(-layout.calls, kind="stable")
-    most = int(layout.calls.max())
-    live = np.searchsorted(-layout.calls[by_length], -np.arange(1, most + 1), side="right")
-    for k in range(1, most):
-        at = layout.start[by_length[: live[k]]] + k
+    for at in layout.turns():
         grown = prompt[at - 1] + growth[at]
         cut = grown > longest[at]
         prompt[at] = np.where(cut, compact_to[at], grown)
         compacted[at] = cut
     return prompt, compacted
+
+
+def _images_held(layout: _Layout, images: Floats, prompt: Floats, growth: Floats, own: Floats) -> Floats:
+    """Images in every prompt: a compaction keeps as large a share of them as of the session's own tokens."""
+    held = images.copy()
+    for at in layout.turns():
+        whole = prompt[at - 1] + growth[at] - own[at]
+        share = np.clip((prompt[at] - own[at]) / np.maximum(whole, 1.0), 0.0, 1.0)
+        held[at] = (held[at - 1] + images[at]) * share
+    return held

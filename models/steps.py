@@ -46,7 +46,8 @@ class Coefficients:
     `token` is one token of one attention replica (data-parallel rank); `expert_token` one token of the engine.
     """
 
-    step_s: Array  # launches, scheduling and latency of collectives, each step
+    step_s: Array  # launches and scheduling, each step
+    collective_s: Array  # latency of all-reduce and all-to-all, each step
     collective_token_s: Array  # bytes of all-reduce and all-to-all
     collective_root_s: Array  # what short messages lose of the link, per square root of tokens
     activation_token_s: Array  # norms, residuals, quantisation: memory passes over the hidden state
@@ -112,13 +113,14 @@ def kv_shards(stage: ResolvedStage, llm: LLM) -> Array:
     return jnp.minimum(stage.choice.tensor_parallel, llm.kv_shards)
 
 
-def _slow_host(stage: ResolvedStage, engine: Engine) -> Array:
+def slow_host(stage: ResolvedStage, engine: Engine) -> Array:
+    """Times by which the host launches slower."""
     return jnp.where(stage.hardware.hopper > 0.5, engine.hopper_factor, 1.0)
 
 
 def _half_layers_s(stage: ResolvedStage, llm: LLM, engine: Engine) -> Array:
     """Launches beside the kernels' own of half a layer, attention's or the feed-forward network's, in all layers."""
-    return 0.5 * llm.layers * engine.layer_s * _slow_host(stage, engine)
+    return 0.5 * llm.layers * engine.layer_s * slow_host(stage, engine)
 
 
 def _activations_s(stage: ResolvedStage, llm: LLM, engine: Engine) -> Array:
@@ -206,10 +208,10 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
     window_pair_s = pair_s(prefill, llm.window_flops_per_pair, llm.head_pair_flops, t * peak)
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
-        + llm.layers * llm.mla * engine.latent_layer_s * _slow_host(stage, engine)
+        + llm.layers * llm.mla * engine.latent_layer_s * slow_host(stage, engine)
         + llm.layers * kernels_s * engine.launch_share
-        + engine.step_s
-        + latency_s,
+        + engine.step_s,
+        collective_s=latency_s,
         projection_s=llm.attention_weights * stage.attention_bytes / (t * stage.attention_read_bytes_per_s),
         projection_token_s=2.0 * llm.attention_weights / (t * stage.attention_flops_per_s),
         collective_token_s=token_s,
@@ -254,9 +256,8 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Arra
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
         + (llm.layers - llm.moe_layers) * FFN_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"] * engine.launch_share
-        + llm.moe_layers * (stage.experts_latency_s * engine.launch_share + engine.moe_layer_s)
-        + latency_s
-        + dispatch_s,
+        + llm.moe_layers * (stage.experts_latency_s * engine.launch_share + engine.moe_layer_s),
+        collective_s=latency_s + dispatch_s,
         weight_s=(weight_s + head_s) / t,
         token_s=2.0 * llm.dense_weights / (t * stage.dense_flops_per_s),
         expert_s=imbalance * llm.expert_weights * stage.experts_bytes / (ranks * stage.experts_read_bytes_per_s),
@@ -267,6 +268,17 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Arra
         activation_token_s=_activations_s(stage, llm, engine),
         sequence_s=2.0 * llm.head_weights / (t * stage.head_flops_per_s),
     )
+
+
+def overlapped(whole: StepTime, parts: StepTime) -> StepTime:
+    """A step in parts, each computed while the collectives of another run, where that is faster than as a whole.
+
+    `parts` are the seconds of all of them: each reads the weights again.
+    """
+    computed_s = parts.total_s - parts.collective_s
+    hidden = parts._replace(collective_s=jnp.maximum(parts.collective_s - computed_s, 0.0))
+    faster = hidden.total_s < whole.total_s
+    return StepTime(*(jnp.where(faster, a, b) for a, b in zip(hidden, whole, strict=True)))
 
 
 def expert_hit_share(tokens: Array, llm: LLM) -> Array:
@@ -300,7 +312,9 @@ def decode_time(side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array,
         products_s=products_s + _roofline(side.weight_s, side.token_s, 1.0, rank_tokens),
         experts_s=_roofline(read_s, side.expert_token_s, 1.0, tokens) + _linear((side.permute_token_s, tokens)),
         attention_s=rank_tokens * cached,
-        collective_s=side.collective_token_s * rank_tokens + side.collective_root_s * jnp.sqrt(rank_tokens),
+        collective_s=side.collective_s
+        + side.collective_token_s * rank_tokens
+        + side.collective_root_s * jnp.sqrt(rank_tokens),
         overhead_s=side.step_s + side.sequence_s * rank_tokens + side.activation_token_s * rank_tokens,
     )
 
@@ -331,7 +345,8 @@ def prefill_time(
             (side.query_s, rank_tokens),
             (side.prefill_context_s, context * passes),
         ),
-        collective_s=side.collective_token_s * rank_tokens
+        collective_s=side.collective_s * passes
+        + side.collective_token_s * rank_tokens
         + side.collective_root_s * jnp.sqrt(jnp.maximum(rank_tokens, 1.0) * passes),
         overhead_s=side.step_s * passes + side.activation_token_s * rank_tokens + side.sequence_s,
     )

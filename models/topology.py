@@ -28,6 +28,11 @@ class Topology:
     about: str
 
     @property
+    def encode_apart(self) -> bool:
+        """Whether the vision encoder stands in another pool than prefill attention."""
+        return self.labels[0] != self.labels[1]
+
+    @property
     def prefill_apart(self) -> bool:
         """Whether prefill attention and its feed-forward layers stand in two pools."""
         return self.labels[1] != self.labels[2]
@@ -69,6 +74,19 @@ TOPOLOGIES = {
         Topology("colocated", (0, 0, 0, 0, 0), False, ("pool",), "one pool, prefill first: decode stalls behind it"),
         Topology("chunked", (0, 0, 0, 0, 0), True, ("pool",), "one pool, prefill in chunks beside the decode batch"),
         Topology("pd", (0, 0, 0, 1, 1), False, ("prefill", "decode"), "prefill and decode pools: KV crosses a link"),
+        Topology(
+            "epd",
+            (0, 1, 1, 2, 2),
+            False,
+            ("encode", "prefill", "decode"),
+            "vision encoder, prefill and decode pools: embeddings and KV cross a link",
+        ),
+        Topology(
+            "e-colocated", (0, 1, 1, 1, 1), False, ("encode", "pool"), "vision encoder apart, prefill first in the rest"
+        ),
+        Topology(
+            "e-chunked", (0, 1, 1, 1, 1), True, ("encode", "pool"), "vision encoder apart, the rest prefills in chunks"
+        ),
         Topology(
             "afd",
             (0, 0, 0, 1, 2),
@@ -121,8 +139,9 @@ def of_partition(labels: Partition) -> Topology:
     )
 
 
-def any_topology() -> list[Topology]:
-    """Every topology whose encoder stands with prefill attention: 15 partitions, the one with one pool in both of its
-    schedulers."""
-    found = [of_partition(labels) for labels in all_partitions() if labels[0] == labels[1]]
-    return [TOPOLOGIES["colocated"], TOPOLOGIES["chunked"], *[t for t in found if t.name != "colocated"]]
+def any_topology(images: bool = False) -> list[Topology]:
+    """Every topology whose encoder stands with prefill attention, 15 partitions; with `images` to encode all 52. Those
+    in which all of the rest shares one pool come in both of its schedulers."""
+    found = [of_partition(labels) for labels in all_partitions() if images or labels[0] == labels[1]]
+    chunked = [t for t in TOPOLOGIES.values() if t.chunked and (images or not t.encode_apart)]
+    return [TOPOLOGIES["colocated"], *chunked, *[t for t in found if t.name != "colocated"]]

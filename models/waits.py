@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from breakeven.models.closed import by_chance
+from breakeven.models.encoder import encode_busy, encode_load
 from breakeven.models.llm import LLM
 from breakeven.models.numerics import TINY, gamma_cdf
 from breakeven.models.operating_point import (
@@ -34,6 +36,8 @@ class CallWaits(NamedTuple):
     departures_cv2: Array  # of calls that leave prefill
     reload: Wait  # for the prefix to be read back into HBM; never, without tiers below it
     reload_utilization: Array  # of the busiest path to a tier
+    encode: Wait  # for an encoder that does not stand in a pool that prefills
+    encode_utilization: Array
 
 
 def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM, seen: Array) -> CallWaits:
@@ -41,13 +45,37 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
 
     `seen` is the share of the others' load that an arrival sees: 1 in an open system, (N-1)/N in a closed one.
     """
-    admission = _admission(point, pools, workload, llm)
+    admission = by_chance(_admission(point, pools, workload, llm), pools, workload)
     link, link_utilization, departures = _link(point, pools)
     reload, reload_utilization = _reload(point, pools, workload)
     queue = _prefill(point, pools, workload, seen)
-    long = add_waits(reload, queue, _pass_in_progress(point, pools), admission)
+    parts = reload, queue, _pass_in_progress(point, pools), admission
+    encode, encode_utilization = _never(link_utilization), jnp.zeros_like(link_utilization)
+    if pools.encode is not None:
+        calls = point.prefill_rate * pools.prefill_replicas
+        burst = 1.0 + (workload.arrival_cv2 - 1.0) / workload.calls_per_session
+        found = encode_load(pools.encode, seen * calls, point.state.miss, point.step_s, burst)
+        encode, encode_utilization = add_waits(*found.waits), encode_busy(pools.encode, calls, point.state.miss)
+        parts = (*parts, *found.waits)
+        link_utilization = jnp.maximum(link_utilization, found.link_utilization)
+    long = add_waits(*parts)
     brief = add_waits(*_step_in_progress(point, pools), _mates(point, pools), *link)
-    return CallWaits(long, brief, admission, link_utilization, departures, reload, reload_utilization)
+    return CallWaits(
+        long,
+        brief,
+        admission,
+        link_utilization,
+        departures,
+        reload,
+        reload_utilization,
+        encode,
+        encode_utilization,
+    )
+
+
+def _never(like: Array) -> Wait:
+    zero = jnp.zeros_like(like)
+    return Wait(zero, zero + 1e-6, zero + 1.0)
 
 
 def _prefill(point: OperatingPoint, pools: Pools, workload: Workload, seen: Array) -> Wait:
@@ -115,8 +143,7 @@ def _reload(point: OperatingPoint, pools: Pools, workload: Workload) -> tuple[Wa
 
     Reads of an engine from a tier follow one another, M/G/1; data-parallel ranks have paths of their own.
     """
-    zero = jnp.zeros_like(point.prefill_rate)
-    total, busiest = Wait(zero, zero + 1e-6, zero + 1.0), zero
+    total, busiest = _never(point.prefill_rate), jnp.zeros_like(point.prefill_rate)
     if pools.reload is None:
         return total, busiest
     rate = point.prefill_rate * pools.prefill_replicas / workload.calls_per_session
@@ -171,6 +198,10 @@ def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LL
     latency = pools.prefill_latency_s + state.miss * (pools.missed_latency_s - pools.prefill_latency_s)
     latency = latency * point.riding
     call_s = waiting_s + latency + pools.transfer_s + pools.request_s + point.state.batch / point.decode_rate
+    if pools.encode is not None:
+        found_s, lost_s = pools.encode.found_mean_s, pools.encode.lost_mean_s
+        call_s = call_s + found_s + state.miss * (lost_s - found_s)
     session_s = workload.calls_per_session * call_s + (workload.calls_per_session - 1.0) * workload.gap_mean_s
     full = (point.prefill_utilization >= 1.0) | (decode_utilization(point, pools, workload, llm) >= 1.0)
+    full = full | (waits.encode_utilization >= 1.0)
     return jnp.where(full, jnp.inf, rate * session_s)

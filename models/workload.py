@@ -6,7 +6,7 @@ traced code and another one does not recompile. Tokens and seconds.
 
 import functools
 from dataclasses import dataclass, fields
-from typing import cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from breakeven.models.distributions import Distribution, Empirical, Floats
 from breakeven.models.inputs import number
+from breakeven.models.media import Media
 from breakeven.models.sessions import MAX_GAP_S, Sessions, SessionSpec, sample_sessions
 
+Encoded = tuple[Floats, Floats]  # images of each call, probability of any
 Leaf = Array  # on the host: read-only numpy arrays in 32 bit
 
 PREFILL_NODES, OUTPUT_NODES, CALL_NODES, CACHE_POINTS = 16, 8, 16, 64
@@ -40,6 +42,18 @@ class PrefillNodes:
     mean_tokens: Leaf
     mean_pairs: Leaf
     moments: Leaf  # (4, 4)
+    images: Leaf | None = None  # to encode, mean of the bin; None: text alone
+    pictured: Leaf | None = None  # share of the bin's calls that have any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Images:
+    """One image, group of video frames or window of audio."""
+
+    patches: Leaf  # that the encoder computes, and that attend to one another
+    tokens: Leaf  # of the prompt
+    mean_per_call: Leaf  # new ones
 
 
 @jax.tree_util.register_dataclass
@@ -88,6 +102,7 @@ class Workload:
     sessions_per_second: Leaf | None = None  # open load, whole deployment; scalar or one per candidate
     concurrent_sessions: Leaf | None = None  # closed population; at most one of the two is given
     first_wave_share: Leaf | None = None  # of a benchmark's requests, those that all come at its start
+    images: Images | None = None  # None: no call has anything to encode
 
 
 def workload(
@@ -104,7 +119,7 @@ def workload(
 def _build(spec: SessionSpec, max_context: float, arrival_cv: float, sessions: int, seed: int) -> Workload:
     sample = sample_sessions(spec, sessions, seed, max_context)
     shared = spec.shared_prefix_tokens if len(spec.classes) == 1 else float(sample.shared_tokens.mean())
-    return _of_sessions(sample, spec.gap_s, shared, arrival_cv, spec.cache_ttl_s)
+    return _of_sessions(sample, spec.gap_s, shared, arrival_cv, spec.cache_ttl_s, spec.media)
 
 
 def recorded_workload(sessions: Sessions, arrival_cv: float = 1.0) -> Workload:
@@ -119,13 +134,21 @@ def _repeated(sessions: Sessions) -> Sessions:
     """The sessions as often as it takes to fill every bin."""
     count = int(sessions.session[-1]) + 1
     times = -(-LEAST_SESSIONS // count)
-    tiled = {field.name: np.tile(getattr(sessions, field.name), times) for field in fields(Sessions)}
+    columns = {field.name: getattr(sessions, field.name) for field in fields(Sessions)}
+    tiled: dict[str, Any] = {
+        name: None if column is None else np.tile(column, times) for name, column in columns.items()
+    }
     tiled["session"] = tiled["session"] + count * np.repeat(np.arange(times), len(sessions.session))
     return Sessions(**tiled)
 
 
 def _of_sessions(
-    sample: Sessions, gap: Distribution, shared: float, arrival_cv: float, ttl_s: float = MAX_GAP_S
+    sample: Sessions,
+    gap: Distribution,
+    shared: float,
+    arrival_cv: float,
+    ttl_s: float = MAX_GAP_S,
+    media: Media | None = None,
 ) -> Workload:
     calls = np.bincount(sample.session).astype(float)
     prompt, output = sample.prompt_tokens, sample.output_tokens
@@ -138,13 +161,14 @@ def _of_sessions(
     work, miss = cache_table(gap, calls.mean(), idle, float(np.mean(left[sample.last])), ttl_s)
     gap_mean, gap_var = _gap_moments(gap)
     by_output = _bin_moments(prompt + 0.5 * output, output_bins)
+    found, held = images_to_encode(sample, media)
     return Workload(
         calls_per_session=_leaf(calls.mean()),
         session_calls=_leaf(_bin_means(calls, session_bins)),
         session_weight=_leaf(_weights(session_bins)),
-        resident=prefill_nodes(sample.resident_tokens, prompt),
-        recomputed=prefill_nodes(sample.recomputed_tokens, prompt),
-        missed=prefill_nodes(sample.missed_tokens, prompt),
+        resident=prefill_nodes(sample.resident_tokens, prompt, found),
+        recomputed=prefill_nodes(sample.recomputed_tokens, prompt, found),
+        missed=prefill_nodes(sample.missed_tokens, prompt, held),
         output_weight=_leaf(_weights(output_bins)),
         output_steps=_leaf(_bin_means(steps, output_bins)),
         output_inverse=_leaf(_bin_means(1.0 / np.maximum(steps, 1.0), output_bins)),
@@ -173,7 +197,25 @@ def _of_sessions(
         cache_miss=_leaf(miss),
         cache_ttl_s=_leaf(ttl_s),
         arrival_cv2=_leaf(arrival_cv**2),
+        images=None if found is None or media is None else _images(sample, media),
     )
+
+
+def images_to_encode(sample: Sessions, media: Media | None) -> tuple[Encoded | None, Encoded | None]:
+    """(images that a call has encoded, probability that it has any), where its prefix is cached and where it is lost;
+    None where nothing is encoded. Of images seen before, some have their features kept."""
+    if media is None or not media.patches or sample.images_held is None:
+        return None, None
+
+    def left(images: Floats) -> Encoded:
+        return images * (1.0 - media.reuse), 1.0 - media.reuse**images
+
+    return left(sample.images_found), left(sample.images_held)
+
+
+def _images(sample: Sessions, media: Media) -> Images:
+    assert sample.images is not None
+    return Images(_leaf(media.patches), _leaf(media.tokens), _leaf(sample.images.mean()))
 
 
 def _leaf(value: object) -> Leaf:
@@ -236,8 +278,8 @@ def _weighted(values: Floats, weights: Floats) -> tuple[float, float]:
     return mean, float(np.average(np.square(values - mean), weights=even))
 
 
-def prefill_nodes(tokens: Floats, context: Floats) -> PrefillNodes:
-    """Nodes and moments of prefilling the last `tokens` of each `context`."""
+def prefill_nodes(tokens: Floats, context: Floats, encoded: Encoded | None = None) -> PrefillNodes:
+    """Nodes and moments of prefilling the last `tokens` of each `context`, with its images to encode."""
     pairs = tokens * (context - 0.5 * tokens)
     parts, u, q = bins(tokens, PREFILL_NODES), tokens / tokens.mean(), pairs / pairs.mean()
     moments, of_q = np.zeros((4, 4)), [np.ones_like(q), q, q * q, q * q * q]
@@ -252,6 +294,8 @@ def prefill_nodes(tokens: Floats, context: Floats) -> PrefillNodes:
         mean_tokens=_leaf(tokens.mean()),
         mean_pairs=_leaf(pairs.mean()),
         moments=_leaf(moments),
+        images=None if encoded is None else _leaf(_bin_means(encoded[0], parts)),
+        pictured=None if encoded is None else _leaf(_bin_means(encoded[1], parts)),
     )
 
 

@@ -226,6 +226,7 @@ REASONS = {
     "decode": "decode saturated",
     "link": "link saturated",
     "tiers": "path to the KV tiers saturated",
+    "encode": "vision encoder saturated",
     "budget": "over budget_usd_per_hour",
     "power": "over max_power_kw",
     "inventory": "over inventory",
@@ -241,6 +242,7 @@ DOUBTS = {
     "cache_short": "more than 2 % of the prefixes evicted (5 % where prefill is apart)",
     "in_step": "prefill and decode in one pool of pipeline stages or data-parallel ranks",
     "sides_apart": "attention and feed-forward layers apart, which is not simulated",
+    "encoder": "images encoded outside the pool that prefills, which is not simulated",
 }
 
 

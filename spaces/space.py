@@ -151,18 +151,19 @@ class Space:
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """Columns of pools: those of prefill and decode attention, and where some family has feed-forward layers apart,
-        those of theirs."""
+        """Columns of pools: those of prefill and decode attention, and where some family has feed-forward layers or the
+        vision encoder apart, those of theirs."""
         apart = {
+            "encode": any(f.topology.encode_apart for f in self.families),
             "prefill_ffn": any(f.topology.prefill_apart for f in self.families),
             "decode_ffn": any(f.topology.decode_apart for f in self.families),
         }
-        return tuple(name for name in COLUMNS[1:] if apart.get(name, True))
+        return tuple(name for name in (*COLUMNS[1:], COLUMNS[0]) if apart.get(name, True))
 
     @property
     def apart(self) -> bool:
         """Whether some candidate's attention stands apart from its feed-forward layers."""
-        return len(self.slots) > 2
+        return any(f.topology.prefill_apart or f.topology.decode_apart for f in self.families)
 
     def columns(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         """Choices of candidates as numbers: family, kv, link, routing, and each pool field by slot."""
@@ -293,9 +294,13 @@ def _feeds_forward(stages: tuple[str, ...]) -> bool:
 
 def _effective(domain: PoolDomain, stages: tuple[str, ...]) -> PoolDomain:
     """Choices without effect at their first value: a pool without decode attention has no decode batch, one that does
-    not prefill no token budget, one without feed-forward layers no experts to spread."""
+    not prefill no token budget, one without feed-forward layers no experts to spread. A pool of the vision encoder
+    alone has its heads to split, and images that it encodes together as its batch."""
     values = dict(domain.__dict__)
-    if "decode_attention" not in stages:
+    encoder = stages == ("encode",)
+    if encoder:
+        values |= {"data_parallel": (1,), "pipeline_parallel": (1,), "weights": domain.weights[:1]}
+    if "decode_attention" not in stages and not encoder:
         values["max_batch"] = domain.max_batch[:1]
     if not any(stage.startswith("prefill") for stage in stages):
         values["token_budget"] = domain.token_budget[:1]

@@ -25,12 +25,14 @@ from breakeven.optimizer.evaluator import Evaluator
 from breakeven.studies.deployment_file import Deployed
 from breakeven.studies.study import Study
 
+ENCODE = "vision encoder"
 STAGES = ("prefill attention", "prefill FFN", "decode attention", "decode FFN")
 WAITING, LOST, INTERFERENCE, HANDLING = "waiting", "lost prefixes", "interference", "handling of the request"
 TRANSFER, COLLECTIVES, ACTIVATIONS = "KV transfer", "collectives", "activation transfer"
+EMBEDDINGS = "embedding transfer"
 HEAD_ROOM, COMPLEXITY = "head room", "further pools and kinds"
-GAINS = (*STAGES, WAITING, LOST, INTERFERENCE, HANDLING, HEAD_ROOM)
-COMMUNICATION = (TRANSFER, COLLECTIVES, ACTIVATIONS)
+GAINS = (ENCODE, *STAGES, WAITING, LOST, INTERFERENCE, HANDLING, HEAD_ROOM)
+COMMUNICATION = (TRANSFER, EMBEDDINGS, COLLECTIVES, ACTIVATIONS)
 ROWS = (*GAINS, *COMMUNICATION, COMPLEXITY)
 
 
@@ -140,12 +142,25 @@ def _stages(resolved: Resolved, workload: Any, catalog: Any, found: Performance)
         (decode.attention, None, (batch / decode.workers, batch / decode.workers / decode.data_parallel, context)),
         (decode.ffn, None, (batch / decode.ffn_engines, batch / decode.ffn_engines / _fed(decode).ranks, context)),
     ]
-    parts, dominant = [], dict[str, str]()
+    encoder, dominant = _encoder(found)
+    parts = [encoder]
     for name, time, side in zip(STAGES, times, sides, strict=True):
         collective_s, transfer_s = _number(time.collective_s), _number(time.transfer_s)
         parts.append(Part(name, _number(time.total_s) - collective_s - transfer_s, collective_s, transfer_s))
         dominant[name] = _dominant(side[0], llm, workload, side[1], side[2], _number(time.overhead_s))
     return parts, dominant
+
+
+def _encoder(found: Performance) -> tuple[Part, dict[str, str]]:
+    """What a mean call's images take, nothing where it has none; and what dominates it."""
+    encode = found.pools.encode
+    if encode is None:
+        return Part(ENCODE, 0.0, 0.0, 0.0), {}
+    terms = encode.terms
+    collective_s, launch_s = _number(terms.collective_s), _number(terms.overhead_s)
+    computed_s = _number(terms.total_s) - collective_s
+    word = "launches" if launch_s > 0.5 * computed_s else "compute"  # its weights are read for hundreds of patches
+    return Part(ENCODE, computed_s, collective_s, 0.0), {ENCODE: word}
 
 
 class _Fed(NamedTuple):
@@ -200,6 +215,10 @@ def _seconds(parts: list[Part], found: Performance, workload: Any) -> Rows:
     token_s = jnp.sum(workload.output_weight * workload.output_steps * latency.token.mean_s, -1)
     first_s = _number(jnp.sum(latency.prefill_weight * latency.prefill_s, -1))
     lost_s = _number(found.point.state.miss * (pools.missed_latency_s - pools.prefill_latency_s))
+    embeddings_s, encode = 0.0, pools.encode
+    if encode is not None:
+        embeddings_s = _number(encode.link_s)
+        lost_s += _number(found.point.state.miss * (encode.lost_mean_s - encode.found_mean_s))
     transfer_s, handling_s = _number(pools.transfer_s), _number(pools.request_s)
     rows: Rows = dict.fromkeys(ROWS, 0.0)
     rows |= {part.stage: part.computed_s for part in parts}
@@ -208,6 +227,7 @@ def _seconds(parts: list[Part], found: Performance, workload: Any) -> Rows:
         LOST: lost_s,
         HANDLING: handling_s,
         TRANSFER: transfer_s,
+        EMBEDDINGS: embeddings_s,
         COLLECTIVES: sum(part.collective_s for part in parts),
         ACTIVATIONS: sum(part.transfer_s for part in parts),
     }
@@ -227,7 +247,7 @@ def _dollars(parts: list[Part], found: Performance, resolved: Resolved) -> Rows:
     scale = paid / sum(owned.values())  # whole instances, and electricity by use
     rows: Rows = dict.fromkeys(ROWS, 0.0)
     for pool, usd_per_hour in owned.items():
-        here = [p == pool for p in pools[1:]]
+        here = [p == pool for p in pools]
         for held, busy in zip(_held(parts, here), _busy(found, here), strict=True):
             for name, share in held.items():
                 rows[name] += scale * usd_per_hour * busy * share
@@ -235,21 +255,25 @@ def _dollars(parts: list[Part], found: Performance, resolved: Resolved) -> Rows:
 
 
 def _busy(found: Performance, here: list[bool]) -> tuple[float, float]:
-    """Shares of time that prefill and decode hold a pool of those stages."""
-    prefill, decode = (min(_number(use), 1.0) for use in (found.utilization_prefill, found.utilization_decode))
-    if any(here[:2]) and any(here[2:]):
-        decode = max(decode - prefill, 0.0)  # the use of a shared pool counts prefill in
-    return prefill, decode
+    """Shares of time that prefill (or the encoder where it stands apart) and decode hold a pool of those stages."""
+    encode, prefill, decode = (
+        min(_number(use), 1.0)
+        for use in (found.utilization_encode, found.utilization_prefill, found.utilization_decode)
+    )
+    before = prefill if any(here[1:3]) else encode
+    if any(here[:3]) and any(here[3:]):
+        decode = max(decode - before, 0.0)  # the use of a shared pool counts prefill in
+    return before, decode
 
 
 def _held(parts: list[Part], here: list[bool]) -> tuple[Rows, Rows]:
     """What share of its time in a pool of those stages goes to each row: of prefill, of decode."""
     found: list[Rows] = []
-    for phase in (slice(0, 2), slice(2, 4)):
+    for phase in (slice(0, 3), slice(3, 5)):
         mine = [part for part, inside in zip(parts[phase], here[phase], strict=True) if inside]
         rows = {part.stage: part.computed_s for part in mine} | {COLLECTIVES: sum(part.collective_s for part in mine)}
         whole = sum(rows.values())
-        if mine and not whole:  # all of it hides behind the other side
+        if mine and not whole:  # all of it hides behind the other side, or nothing is encoded
             rows, whole = {part.stage: 1.0 for part in mine}, float(len(mine))
         found.append({name: value / whole for name, value in rows.items()} if mine else {})
     return found[0], found[1]
@@ -263,6 +287,7 @@ def _others(seconds: Rows) -> dict[str, str]:
         INTERFERENCE: "interference",
         HANDLING: "waiting",
         TRANSFER: "transfer",
+        EMBEDDINGS: "transfer",
         COLLECTIVES: "transfer",
         ACTIVATIONS: "transfer",
         HEAD_ROOM: "waiting",

@@ -130,6 +130,7 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
         "total_s": row["ttft_mean_s"],
         "waiting_s": _number(latency.wait.average_s + latency.brief.average_s),
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
+        **_encoder(found),
         "KV transfer_s": transfer,
         **_tiers(found, row),
         "handling of the request_s": _number(found.pools.request_s),
@@ -140,6 +141,19 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
         ),
         "prefill stretched by decodes that ride along": _number(point.riding),
     }
+
+
+def _encoder(found: Performance) -> Section:
+    """What a call's images take before its prefill; nothing where it has none."""
+    encode = found.pools.encode
+    if encode is None:
+        return {}
+    shown = {f"vision encoder: {k}": v for k, v in _by_cause(encode.terms).items()}
+    if _number(encode.link_s) > 0.0:
+        shown |= {"embedding transfer_s": _number(encode.link_s)}
+    if _number(encode.joined) < 0.5:
+        shown |= {"of it waiting, for the encoder_s": _number(found.encode.average_s)}
+    return shown
 
 
 def _tiers(found: Performance, row: dict[str, Any]) -> Section:
@@ -165,7 +179,8 @@ def _step(found: Performance) -> Section:
 
 
 def _use(row: dict[str, Any]) -> Section:
-    names = ("utilization_prefill", "utilization_decode", "utilization_link", "mfu_prefill", "mfu_decode", "mbu_decode")
+    names = ("prefill", "decode", "link", "encode")
+    names = *(f"utilization_{name}" for name in names), "mfu_prefill", "mfu_decode", "mbu_decode"
     return {name: row[name] for name in names}
 
 
@@ -218,6 +233,18 @@ def _load(row: dict[str, Any], study: Study) -> Section:
         "prompt of a call, tokens": float(np.asarray(w.mean_prompt)),
         "of it new, prefix held, tokens": float(np.asarray(w.resident.mean_tokens)),
         "output of a call, tokens": float(np.asarray(w.mean_output)),
+        **_images(study),
+    }
+
+
+def _images(study: Study) -> Section:
+    images = study.workload.images
+    if images is None:
+        return {}
+    return {
+        "images of a call": float(np.asarray(images.mean_per_call)),
+        "of each, patches": float(np.asarray(images.patches)),
+        "of each, tokens": float(np.asarray(images.tokens)),
     }
 
 

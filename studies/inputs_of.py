@@ -70,7 +70,7 @@ def _of_link(study: Study, name: str) -> list[Input]:
 
 def _of_engine(study: Study) -> list[Input]:
     engine = study.catalog.engine
-    names = [name for name in Engine.__dataclass_fields__ if float(getattr(engine, name)) > 0.0]
+    names = [name for name in Engine.__dataclass_fields__ if float(getattr(engine, name) or 0.0) > 0.0]
     return [Input(f"engine.{name}", "engine", (name,)) for name in names if name != "burst_factor"]
 
 

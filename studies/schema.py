@@ -67,7 +67,8 @@ class PoolChoices(_Strict):
 
 class SpaceChoices(PoolChoices):
     """What may be chosen. `prefill` and `decode` override the choices of pools that do one of them, `shared` of those
-    that do both, `attention` and `ffn` of pools of one side, `pools` those of a pool by its name."""
+    that do both, `attention` and `ffn` of pools of one side, `encode` of a vision encoder's own, `pools` those of a
+    pool by its name."""
 
     topologies: Names = Field(default_factory=lambda: list(PLAIN))
     micro_batches: Counts = Field(default_factory=lambda: [1, 2, 3])
@@ -76,6 +77,7 @@ class SpaceChoices(PoolChoices):
     links: Named = "ib-ndr-400"
     routing: Names = "affinity"
     shared: PoolChoices = PoolChoices()
+    encode: PoolChoices = PoolChoices()
     prefill: PoolChoices = PoolChoices()
     decode: PoolChoices = PoolChoices()
     attention: PoolChoices = PoolChoices()

@@ -18,6 +18,7 @@ from breakeven.models.catalog import table
 from breakeven.models.hardware import Accelerator, Link, accelerator, link
 from breakeven.models.inputs import InputError, known_fields, number, pick
 from breakeven.models.llm import LLM, llm
+from breakeven.models.media import seen_by
 from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownership
 from breakeven.models.prices import Prices, read_skypilot
 from breakeven.models.sessions import SessionSpec, sample_sessions, session_spec
@@ -61,11 +62,14 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-ROLES = ("shared", "prefill", "decode", "attention", "ffn")
+ROLES = ("shared", "encode", "prefill", "decode", "attention", "ffn")
+ENCODED_TOGETHER = 8  # images in one pass of an encoder of its own, where a study does not say
 
 
 def roles(stages: Sequence[str]) -> list[str]:
     """Whose choices a pool of these stages takes, most particular first."""
+    if tuple(stages) == ("encode",):
+        return ["encode"]
     sides = {stage.rpartition("_")[2] for stage in stages if stage != "encode"}
     phases = {stage.partition("_")[0] for stage in stages if stage != "encode"}
     side = [side for side in ("attention", "ffn") if sides == {side}]
@@ -122,7 +126,8 @@ class Study:
         """The distributions of the workload; of a study that names a trace, there are none."""
         given, name = workload_fields(self.written.workload, Path(self.file).parent)
         spec = session_spec(given, "workload")
-        return dataclasses.replace(spec, name=name) if name else spec
+        seen = None if spec.media is None else seen_by(spec.media, self.architecture.encoder)
+        return dataclasses.replace(spec, name=name or spec.name, media=seen)
 
     @cached_property
     def recorded(self) -> Recorded | None:
@@ -197,6 +202,8 @@ class Study:
 
         fields = (*_COUNTS, "expert_parallel", "weights")
         values = {name: _unique(_listed(first(name))) for name in fields if first(name) is not None}
+        if topology.stages(pool) == ("encode",) and all(c.max_batch is None for c in chain[:-1]):
+            values["max_batch"] = (ENCODED_TOGETHER,)
         specs = first("accelerators")
         if specs is None:
             specs = [a.id for a in self.accelerators]
@@ -209,7 +216,7 @@ class Study:
         named = _listed(choices.topologies)
         topologies = [_topology(f"space.topologies.{i}", name) for i, name in enumerate(named) if name != ANY]
         if ANY in named:
-            topologies += any_topology()
+            topologies += any_topology(self.workload.images is not None)
         pools = {name for chosen in topologies for name in chosen.pools}
         for name in choices.pools:
             pick(f"space.pools.{name}", name, sorted(pools))
@@ -283,6 +290,9 @@ class Study:
             return engine(spec)
         known_fields(spec, ("like", *Engine.__dataclass_fields__), "engine")
         own = {k: number(f"engine.{k}", v, 0.0, 1e12) for k, v in spec.items() if k != "like"}
+        if own.get("overlapped_batches", 2.0) < 2.0 or ("overlapped_batches" in own and self.space.apart):
+            raise InputError("engine.overlapped_batches", own["overlapped_batches"],
+                             "at least 2, where no topology has attention and feed-forward layers apart")  # fmt: skip
         return engine(self.engine_name, own)
 
     @cached_property

@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from breakeven.models.topology import COLUMNS, TOPOLOGIES, topology
+from breakeven.models.topology import TOPOLOGIES, topology
+from breakeven.studies.deployment_file import pool_slots
 from breakeven.studies.figures import legend_below, made_by, plt, save, short, style, topology_colours
 
 MOST_ROWS = 6  # combinations of the further fields
@@ -132,8 +133,7 @@ def _pools(axes: Axes, frame: pd.DataFrame) -> None:
 def _slots(name: str) -> list[tuple[str, str]]:
     """(name of a pool, what columns call its first stage), in the order of the pools."""
     chosen = topology(name)
-    slots = COLUMNS[1:]  # the encoder stands with prefill attention
-    return [(pool, slots[chosen.labels[1:].index(label)]) for label, pool in enumerate(chosen.pools)]
+    return list(zip(chosen.pools, pool_slots(chosen), strict=True))
 
 
 def _pool_words(pool: str) -> str:

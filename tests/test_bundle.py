@@ -30,7 +30,7 @@ EXACT = 2e-4  # of a metric: the iteration's rounding in 32 bit
 def linear(step_s: float, token_s: float = 0.0, context_s: float = 0.0) -> Coefficients:
     """A side that takes step_s + (token_s + context_s context) a token."""
     zero = jnp.zeros(1)
-    side = Coefficients(zero + step_s, zero, zero, zero + token_s, zero)
+    side = Coefficients(zero + step_s, zero, zero, zero, zero + token_s, zero)
     return dataclasses.replace(side, context_s=zero + context_s, selected_context_s=zero) if context_s else side
 
 
@@ -63,6 +63,16 @@ def test_one_micro_batch_takes_the_whole_way_round():
     way = {"dispatch_token_s": 1e-3 / 40, "combine_token_s": 2e-3 / 40, "handoff_s": 0.5e-3}
     machine = bundle(linear(0.002, 0.008 / 40), linear(0.001, 0.005 / 40), 1.0, 1.0, **way)
     assert step_s(machine, 40.0) == pytest.approx(0.020, rel=1e-5)
+
+
+@pytest.mark.parametrize(("exchange_s", "seconds"), [(0.003, 0.012), (0.02, 0.02), (0.001, 0.011)])
+def test_two_batches_hide_the_collectives_of_each_other(exchange_s: float, seconds: float):
+    """40 tokens: sides of 1 + 4 and 1 + 4 ms, or 12 in two parts: the longer of that and the exchange; as a whole where
+    10 ms and the exchange are less."""
+    sides = linear(0.001, 0.004 / 40), linear(0.001, 0.004 / 40)
+    sides = sides[0], dataclasses.replace(sides[1], collective_token_s=jnp.array([exchange_s / 40]))
+    one = jnp.ones(1)
+    assert step_s(Bundle(*sides, one, one, one, None, 2.0 * one), 40.0) == pytest.approx(seconds, rel=1e-5)
 
 
 @pytest.mark.parametrize(("m", "seconds"), [(1, 0.016), (2, 0.012), (4, 0.016)])

@@ -18,7 +18,7 @@ def published() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("question", ["splitwise", "step_3", "megascale", "heteropanacea", "routing"])
+@pytest.mark.parametrize("question", ["splitwise", "deepseek", "step_3", "megascale", "heteropanacea", "routing"])
 def test_sign_and_order_are_those_published(published: ModuleType, question: str) -> None:
     claims = getattr(published, question)()
     assert claims and all(claim.agrees for claim in claims), claims

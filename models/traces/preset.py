@@ -151,6 +151,7 @@ def _numbers(trace: Trace, found: Turns, sigma: float) -> dict[str, Any]:
         values["thinking_call_fraction"] = _digits(float(np.mean(trace.thinking_tokens[told] > 0.0)))
     if np.nansum(trace.images) > 0.0:
         values["images_per_call"] = _digits(float(np.nanmean(trace.images)))
+        values["tokens_per_image"] = 0  # the prompts count them
     return values
 
 
