@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from breakeven.models.catalog import table
-from breakeven.models.deployment import Deployment, Stage
+from breakeven.models.deployment import BALANCED, RANDOM, Deployment, Stage
 from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.inputs import pick
 from breakeven.models.kernel_curves import curves
@@ -94,7 +94,6 @@ class Engine:
     activation_passes: Array  # memory passes over a layer's hidden state beside its matrix products
     expert_imbalance: Array  # slowest rank over the mean where whole experts sit on ranks
     burst_factor: Array  # time of a prompt in a burst of prompts over its time alone
-    split_burst_factor: Array  # the same where prompts meet a prefill pool of its own
     reserve_output_share: Array  # of the output, what admission counts beside the prompt (mean need: 0.5)
     preempts: (
         Array  # 1.0: simulations admit by the prompt and preempt when the cache is full, 0.0: they reserve the output
@@ -206,7 +205,8 @@ def _weight_schemes(names: Sequence[str]) -> WeightSchemes:
         row = data["weights"][pick("weights", name, data["weights"])]
         formats = [data["formats"][row[tensor]] for tensor in TENSOR_CLASSES]
         size.append([f["bytes"] for f in formats])
-        arithmetic.append([[float(f["arithmetic"] == a) for a in ARITHMETIC] for f in formats])
+        parts = [{f["arithmetic"]: 1.0} if isinstance(f["arithmetic"], str) else f["arithmetic"] for f in formats]
+        arithmetic.append([[part.get(a, 0.0) for a in ARITHMETIC] for part in parts])
     return WeightSchemes(_floats(size), _floats(arithmetic))
 
 
@@ -295,10 +295,20 @@ class Resolved:
     link_bytes_per_s: Array
     link_latency_s: Array
     link_through_nic: Array
-    balanced: Array
+    routing: Array  # code of deployment.ROUTING
     tiers: TierRows | None  # (n, LEVELS)
     activations: Activations | None = None  # None: no candidate's attention stands apart from its feed-forward layers
     correction: Correction | None = None
+
+    @property
+    def balanced(self) -> Array:
+        """1.0 where calls go to the least loaded replica."""
+        return jnp.where(self.routing == BALANCED, 1.0, 0.0)
+
+    @property
+    def scattered(self) -> Array:
+        """1.0 where a session's calls go to any replica, whichever holds its prefix."""
+        return jnp.where(self.routing == RANDOM, 1.0, self.balanced)
 
     @property
     def stages(self) -> tuple[ResolvedStage, ...]:
@@ -311,15 +321,15 @@ def _resolve_stage(stage: Stage, catalog: Catalog, hw: Hardware) -> ResolvedStag
     schemes, kernels = catalog.weight_schemes, catalog.hardware.kernels
 
     def of_class(tensor: str, name: str, peak: bool = False) -> Array:
-        """A number of the product's curve, for the arithmetic that the weight scheme gives this tensor class: looked up
-        in a table of accelerators by schemes."""
+        """A number of the product's curve, for the arithmetic that the weight scheme gives this tensor class; the
+        harmonic mean of several, whose times add up. Looked up in a table of accelerators by schemes."""
         kind, c = "experts" if tensor == "experts" else "gemm", TENSOR_CLASSES.index(tensor)
         numbers = [kernels[f"{kind}_{arithmetic}"][name] for arithmetic in ARITHMETIC]
         if peak:
             peaks = [getattr(catalog.hardware, f"{name.removesuffix('_block')}_flops_per_s") for name in ARITHMETIC]
             numbers = [number * flops_per_s for number, flops_per_s in zip(numbers, peaks, strict=True)]
-        table = jnp.dot(jnp.stack(numbers, -1), schemes.arithmetic[:, c].T, precision="highest")
-        return table[stage.accelerator, stage.weights]
+        inverse = jnp.dot(1.0 / jnp.stack(numbers, -1), schemes.arithmetic[:, c].T, precision="highest")
+        return (1.0 / inverse)[stage.accelerator, stage.weights]
 
     rates = {f"{tensor}_flops_per_s": of_class(tensor, "share", peak=True) for tensor in TENSOR_CLASSES}
     for tensor in TENSOR_CLASSES:
@@ -357,7 +367,7 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         link_bytes_per_s=catalog.links.bytes_per_s[deployment.link],
         link_latency_s=catalog.links.latency_s[deployment.link],
         link_through_nic=catalog.links.through_nic[deployment.link],
-        balanced=deployment.balanced,
+        routing=deployment.routing,
         correction=None if catalog.local is None else correction(deployment, catalog.local),
         tiers=jax.tree.map(lambda column: column[deployment.kv_tiers], catalog.tiers),
         activations=_activations(deployment, catalog),

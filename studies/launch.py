@@ -40,6 +40,8 @@ def vllm_options(plan: Plan, pool: PoolPlan) -> Options:
         options.append(("--data-parallel-size", str(pool.data_parallel)))
     if pool.expert_parallel:
         options.append(("--enable-expert-parallel", None))
+    if plan.overlaps(pool):
+        options.append(("--enable-dbo", None))
     if pool.role != "prefill":
         options.append(("--max-num-seqs", str(math.ceil(pool.max_batch / pool.data_parallel))))
     if pool.role != "decode":
@@ -79,6 +81,8 @@ def sglang_options(plan: Plan, pool: PoolPlan) -> Options:
         options += [("--dp-size", str(pool.data_parallel)), ("--enable-dp-attention", None)]
     if pool.expert_parallel:
         options.append(("--ep-size", str(ranks)))
+    if plan.overlaps(pool):
+        options.append(("--enable-two-batch-overlap", None))
     if pool.role != "prefill":
         options.append(("--max-running-requests", str(pool.max_batch)))
     if pool.role != "decode":
@@ -133,9 +137,17 @@ def vllm_scripts(plan: Plan) -> dict[str, str]:
             lines.append('FOLLOWER=(); [ "$NODE_RANK" = 0 ] || FOLLOWER=(--headless)')
             command += ' "${FOLLOWER[@]}"'
         files[f"{pool.role}.sh"] = script(_head(plan, pool), [*lines, command], options)
-    policy = "consistent_hash" if plan.sticky else "power_of_two"
+    policy = _POLICIES[plan.routing] if plan.routing != "affinity" else "consistent_hash"
     files["router.sh"] = _router(plan, "vllm-router", "vllm-router", [("--policy", policy)], "--vllm-pd-disaggregation")
     return files
+
+
+_POLICIES = {  # of sglang_router, and but for affinity of vllm-router, which came of it
+    "affinity": "cache_aware",
+    "prefix-aware": "cache_aware",
+    "balanced": "power_of_two",
+    "random": "random",
+}
 
 
 def sglang_scripts(plan: Plan) -> dict[str, str]:
@@ -150,7 +162,7 @@ def sglang_scripts(plan: Plan) -> dict[str, str]:
             options.append(("--dist-init-addr", '"${MASTER:?address of the first machine}:5000"'))
         checked("sglang", options)
         files[f"{pool.role}.sh"] = script(_head(plan, pool), [*lines, "python3 -m sglang.launch_server"], options)
-    near = "cache_aware" if plan.sticky else "power_of_two"
+    near = _POLICIES[plan.routing]
     policies: Options = [("--policy", near)]
     if plan.split:
         policies = [("--prefill-policy", near), ("--decode-policy", "power_of_two")]

@@ -72,7 +72,7 @@ def _speed(stages: StageCoefficients, choice: Any, catalog: Catalog, i: int) -> 
     llm = catalog.llm
     share = min(_number(llm.experts_active, 0) / max(_number(llm.experts, 0), 1.0), 0.999999)
     return Speed(
-        step=a.step_s + f.step_s,
+        step=a.step_s + f.step_s + a.collective_s + f.collective_s,
         attention_weight=a.projection_s,
         attention_token=a.projection_token_s,
         ffn_weight=f.weight_s,
@@ -131,7 +131,7 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         request_s=_number(found.request_s, i),
         link_latency_s=_number(found.link_latency_s, i),
         link_token_s=_number(found.link_token_s, i),
-        balanced=_number(resolved.balanced, i) > 0.5,
+        routing=int(_number(resolved.routing, i)),
         window_start_s=window.start_s,
         window_end_s=window.end_s,
         horizon_s=window.horizon_s,
