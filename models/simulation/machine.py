@@ -72,7 +72,7 @@ def _speed(stages: StageCoefficients, choice: Any, catalog: Catalog, i: int) -> 
     llm = catalog.llm
     share = min(_number(llm.experts_active, 0) / max(_number(llm.experts, 0), 1.0), 0.999999)
     return Speed(
-        step=a.step_s + f.step_s,
+        step=a.step_s + f.step_s + a.collective_s + f.collective_s,
         attention_weight=a.projection_s,
         attention_token=a.projection_token_s,
         ffn_weight=f.weight_s,
