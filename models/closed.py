@@ -6,12 +6,26 @@ import jax.numpy as jnp
 from jax import Array
 
 from breakeven.models.attainment import Latency
-from breakeven.models.operating_point import OperatingPoint, Pools
+from breakeven.models.operating_point import OperatingPoint, Pools, most_sequences
 from breakeven.models.queueing import Wait, add_waits
 from breakeven.models.tables import Engine
 from breakeven.models.workload import Workload
 
 UNSETTLED = 0.01  # of a call's time: what bisection and interpolation leave open in a population that fits
+
+
+def by_chance(wait: Wait, pools: Pools, workload: Workload) -> Wait:
+    """A `wait` for room to decode, as an open load's fluctuations cause it, for a closed population.
+
+    It cannot exceed its own number: where all of it fits nobody waits, and where nobody thinks nothing fluctuates, so
+    that only the excess waits (`held_back`). Sessions bound to an engine may still crowd one.
+    """
+    if workload.concurrent_sessions is None:
+        return wait
+    each = workload.concurrent_sessions / pools.decode_replicas
+    shared = (pools.decode_balanced > 0.5) | (pools.decode_replicas <= 1.0)
+    fits = (each <= most_sequences(pools, workload)) | (workload.calls_per_session <= 1.0)
+    return wait._replace(probability=jnp.where(shared & fits, 0.0, wait.probability))
 
 
 def held_back(latency: Latency, rate: Array, workload: Workload) -> Latency:
@@ -41,11 +55,10 @@ def first_wave(latency: Latency, point: OperatingPoint, pools: Pools, workload: 
     """
     assert workload.concurrent_sessions is not None and workload.first_wave_share is not None
     others = jnp.maximum(workload.concurrent_sessions / pools.prefill_replicas - 1.0, 0.0)
-    factor = jnp.where(pools.shared > 0.5, engine.burst_factor, engine.split_burst_factor)
     mates = jnp.clip(pools.token_budget / workload.resident.mean_tokens, 1.0, others / pools.prefill_ways + 1.0)
     marginal_s = pools.marginal_s / pools.prefill_ways
     prompt_s = marginal_s + jnp.maximum(point.service.first - marginal_s, 0.0) / mates
-    wave_s = 0.5 * others * prompt_s * factor
+    wave_s = 0.5 * others * prompt_s * engine.burst_factor
     share = workload.first_wave_share * jnp.ones_like(wave_s)
     wait = add_waits(latency.wait, Wait(share, wave_s, jnp.full_like(wave_s, 1.0 / 3.0)))
     crowd_s = engine.crowd_s * workload.concurrent_sessions

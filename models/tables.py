@@ -94,7 +94,6 @@ class Engine:
     activation_passes: Array  # memory passes over a layer's hidden state beside its matrix products
     expert_imbalance: Array  # slowest rank over the mean where whole experts sit on ranks
     burst_factor: Array  # time of a prompt in a burst of prompts over its time alone
-    split_burst_factor: Array  # the same where prompts meet a prefill pool of its own
     reserve_output_share: Array  # of the output, what admission counts beside the prompt (mean need: 0.5)
     preempts: (
         Array  # 1.0: simulations admit by the prompt and preempt when the cache is full, 0.0: they reserve the output
@@ -206,7 +205,8 @@ def _weight_schemes(names: Sequence[str]) -> WeightSchemes:
         row = data["weights"][pick("weights", name, data["weights"])]
         formats = [data["formats"][row[tensor]] for tensor in TENSOR_CLASSES]
         size.append([f["bytes"] for f in formats])
-        arithmetic.append([[float(f["arithmetic"] == a) for a in ARITHMETIC] for f in formats])
+        parts = [{f["arithmetic"]: 1.0} if isinstance(f["arithmetic"], str) else f["arithmetic"] for f in formats]
+        arithmetic.append([[part.get(a, 0.0) for a in ARITHMETIC] for part in parts])
     return WeightSchemes(_floats(size), _floats(arithmetic))
 
 
@@ -311,15 +311,16 @@ def _resolve_stage(stage: Stage, catalog: Catalog) -> ResolvedStage:
     schemes = catalog.weight_schemes
 
     def of_class(tensor: str, name: str, peak: bool = False) -> Array:
-        """A number of the product's curve, for the arithmetic that the weight scheme gives this tensor class."""
+        """A number of the product's curve, for the arithmetic that the weight scheme gives this tensor class; the
+        harmonic mean of several, whose times add up."""
         kind, c = "experts" if tensor == "experts" else "gemm", TENSOR_CLASSES.index(tensor)
         parts = []
         for a, arithmetic in enumerate(ARITHMETIC):
             number = hw.kernels[f"{kind}_{arithmetic}"][name] * (
                 getattr(hw, f"{arithmetic.removesuffix('_block')}_flops_per_s") if peak else 1.0
             )
-            parts.append(schemes.arithmetic[:, c, a][stage.weights] * number)
-        return sum(parts[1:], parts[0])
+            parts.append(schemes.arithmetic[:, c, a][stage.weights] / number)
+        return 1.0 / sum(parts[1:], parts[0])
 
     rates = {f"{tensor}_flops_per_s": of_class(tensor, "share", peak=True) for tensor in TENSOR_CLASSES}
     for tensor in TENSOR_CLASSES:

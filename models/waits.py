@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from breakeven.models.closed import by_chance
 from breakeven.models.encoder import encode_busy, encode_load
 from breakeven.models.llm import LLM
 from breakeven.models.numerics import TINY, gamma_cdf
@@ -44,7 +45,7 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
 
     `seen` is the share of the others' load that an arrival sees: 1 in an open system, (N-1)/N in a closed one.
     """
-    admission = _admission(point, pools, workload, llm)
+    admission = by_chance(_admission(point, pools, workload, llm), pools, workload)
     link, link_utilization, departures = _link(point, pools)
     reload, reload_utilization = _reload(point, pools, workload)
     queue = _prefill(point, pools, workload, seen)

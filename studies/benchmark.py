@@ -21,7 +21,6 @@ from breakeven.models.deployment import Deployment, Stage
 from breakeven.models.hardware import accelerators, links
 from breakeven.models.llm import LLM, llms
 from breakeven.models.local import Correction
-from breakeven.models.operating_point import most_sequences
 from breakeven.models.performance import performance
 from breakeven.models.sessions import session_spec
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine, engine_row, resolve
@@ -30,7 +29,9 @@ from breakeven.studies.measured import Point
 from breakeven.studies.measured_layout import Layout
 
 MOST_BATCH = 65536.0  # no batch limit of its own: published recipes raise it above the concurrency they measure
-FIRST_WAVE = 0.1  # InferenceX sends ten requests per concurrent one, the first of them all at once; others: taken over
+# Share of the requests that a benchmark sends at once. InferenceX sends ten per concurrent one; its client of split
+# deployments five (ishandhanani/srt-slurm at 09211b64, sa-bench/bench.sh). Others: taken over.
+FIRST_WAVE = {"agg": 0.1, "disagg": 0.2}
 LINK = "ib-ndr-400"  # between the pools of split deployments where nothing is said
 KV = ("bf16", "fp8")
 WEIGHTS = tuple(table("precisions")["weights"])
@@ -57,7 +58,7 @@ class Predicted(NamedTuple):
 
     ttft_s: Array
     tpot_s: Array
-    fill: Array  # concurrency of a decode engine over the sequences that fit at once; under open load, its mean batch
+    fill: Array  # concurrency of a decode engine over the sequences whose cache fits; under open load, its mean batch
     excess: Array  # how far its weights or one sequence miss the memory, relative; <= 0 where they fit
 
 
@@ -79,7 +80,7 @@ def _workload(point: Point) -> Workload:
     return dataclasses.replace(
         _lengths(point.prompt_tokens, point.output_tokens / point.accepted),
         concurrent_sessions=np.float32(point.concurrency),
-        first_wave_share=np.float32(FIRST_WAVE),
+        first_wave_share=np.float32(FIRST_WAVE[point.mode]),
     )
 
 
@@ -167,7 +168,7 @@ def _one(
     running = found.point.state.batch
     if load.concurrent_sessions is not None:
         running = load.concurrent_sessions / found.pools.decode_replicas
-    fill = running / most_sequences(found.pools, load)
+    fill = running * found.pools.reserve_tokens / jnp.maximum(found.pools.decode_memory.capacity_tokens, 1.0)
     excess = jnp.maximum(found.violations.weights, found.violations.kv_cache)
     return Predicted(found.latency.ttft_mean_s[0], found.latency.tpot_mean_s[0], fill[0], excess[0])
 

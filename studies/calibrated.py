@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +40,6 @@ class Calibration:
     fill: Floats  # concurrency over capacity, before the fit
     seen: Floats  # residuals of the fit on all
     unseen: Floats  # residuals by fits that left the point's combination out
-    split: tuple[Point, ...] = ()  # split deployments, which the fit does not see
-    split_fill: Floats = field(default_factory=lambda: np.zeros(0))
-    split_residuals: Floats = field(default_factory=lambda: np.zeros((0, 2)))
 
     @property
     def table(self) -> pd.DataFrame:
@@ -67,16 +64,14 @@ class Calibration:
 
     @property
     def residuals(self) -> str:
-        """residuals.toml: how far predictions of pairs left out, and of split deployments, were off."""
-        points = [*self.points, *self.split]
-        ratio = np.exp(-np.concatenate([self.unseen, self.split_residuals]))
+        """residuals.toml: how far predictions of pairs left out were off."""
         return residuals_toml(
-            [p.engine for p in points],
-            [p.mode == "disagg" for p in points],
-            np.concatenate([self.fill, self.split_fill]),
-            ratio,
-            [p.combination for p in points],
-            f"{len(self.points)} points of pairs left out of the fit, and {len(self.split)} split ones it never sees",
+            [p.engine for p in self.points],
+            [p.mode == "disagg" for p in self.points],
+            self.fill,
+            np.exp(-self.unseen),
+            [p.combination for p in self.points],
+            f"{len(self.points)} points, each pair of model and accelerator left out of the fit in turn",
         )
 
     def save(self, folder: Path) -> None:
@@ -114,22 +109,7 @@ def calibrate(points: Sequence[Point], folds: int = 0) -> Calibration:
     room = problem(used, memory, given=base)
     y = fit(room, np.repeat((fill >= SETTINGS["most_fill"]).astype(float)[:, None], 2, axis=1))
     everything = np.concatenate([values, np.array([p.prior for p in memory]) * np.exp(y)])
-    apart = _split_residuals(points, moved + memory, everything)
-    return Calibration(tuple(used), moved + memory, everything, fill, room.residuals(y), unseen, *apart)
-
-
-def _split_residuals(
-    points: Sequence[Point], moved: tuple[Parameter, ...], values: Floats
-) -> tuple[tuple[Point, ...], Floats, Floats]:
-    """(split points, their shares of the KV capacity, their residuals) at fitted values."""
-    apart = tuple({p.measurement: p for p in points if not p.excluded and p.mode == "disagg"}.values())
-    if not apart:
-        return (), np.zeros(0), np.zeros((0, 2))
-    found = predict_jitted(with_values(with_priors(inputs(apart)), moved, values))
-    measured = np.array([[p.ttft_ms, p.tpot_ms] for p in apart]) / 1e3
-    times = np.stack([np.asarray(found.ttft_s, float), np.asarray(found.tpot_s, float)], -1)
-    times = np.where(np.asarray(found.excess)[:, None] > 0.0, np.nan, times)
-    return apart, np.asarray(found.fill, float), np.log(times / measured)
+    return Calibration(tuple(used), moved + memory, everything, fill, room.residuals(y), unseen)
 
 
 def with_priors(given: Inputs) -> Inputs:

@@ -19,6 +19,8 @@ _CHECKPOINTS = {
     "int8": "a W8A8 checkpoint (compressed-tensors)",
     "int4": "an AWQ or GPTQ checkpoint",
     "fp4": "an NVFP4 checkpoint",
+    "fp4-output": "an NVFP4 checkpoint whose projections into attention are in 16 bit",
+    "fp4-ffn": "an NVFP4 checkpoint whose attention is in 16 bit",
     "fp4-experts": "a checkpoint whose experts are MXFP4 or NVFP4",
 }
 

@@ -6,6 +6,7 @@ little: timed in a loop, they never leave it. Groups of one operator are fitted 
 """
 
 import datetime
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,15 +155,13 @@ def errors_by_kind(found: Sequence[FittedCurve], only_shipped: bool = False) -> 
 
 
 def kernels_file(found: Sequence[FittedCurve]) -> str:
-    """kernels.toml with these curves: its head, up to the first curve, is kept."""
-    head = text("kernels.toml").split("\n# --- curves", 1)[0]
-    lines = [head, f"# --- curves, fitted {datetime.date.today():%Y-%m-%d} ---", ""]
-    chosen = shipped(found)
-    for generation in SETTINGS["generations"]:
-        for (owner, name), curve in sorted(chosen.items()):
-            if owner == generation:
-                lines += _section(generation, name, curve)
-    return "\n".join(lines)
+    """kernels.toml with these curves in place; what they do not hold is kept."""
+    head, curves = text("kernels.toml").split("\n# --- curves", 1)
+    sections = {tuple(part[1 : part.index("]")].split(".")): part for part in re.split(r"(?m)^(?=\[)", curves)[1:]}
+    sections |= {key: "\n".join(_section(*key, curve)) + "\n" for key, curve in shipped(found).items()}
+    order = SETTINGS["generations"].index
+    body = "".join(sections[key] for key in sorted(sections, key=lambda key: (order(key[0]), key[1])))
+    return f"{head}\n# --- curves, last fitted {datetime.date.today():%Y-%m-%d} ---\n\n{body}"
 
 
 def save_kernels(found: Sequence[FittedCurve], folder: Path) -> None:

@@ -22,6 +22,7 @@ from breakeven.models.hardware import accelerators
 from breakeven.models.inputs import InputError
 from breakeven.models.steps import ACTIVATION_BYTES, collective_bytes_per_s
 from breakeven.models.tables import arithmetic_rates
+from breakeven.studies.kernel_logs import is_log, log_tables
 
 Sizes = Mapping[str, Array]
 SETTINGS = table("calibration")["kernels"]
@@ -395,8 +396,9 @@ def kernel_files(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def is_kernel_table(path: Path) -> bool:
-    """True where a CSV times kernels (its header names latency and an operator's columns), or for a folder of them."""
-    if path.is_dir():
+    """True where a CSV times kernels (its header names latency and an operator's columns), for a log of them, and for
+    a folder of such tables."""
+    if path.is_dir() or is_log(path):
         return True
     try:
         head = pd.read_csv(path, nrows=2, low_memory=False)
@@ -409,8 +411,8 @@ def read_kernels(paths: Sequence[str | Path]) -> tuple[list[Samples], dict[str, 
     """(samples, rows left out by reason) of kernel tables; files that time nothing known are a reason too."""
     samples: list[Samples] = []
     left: dict[str, int] = {}
-    for path in kernel_files(paths):
-        frame = _read(path)
+    tables = [(path, frame) for path in kernel_files(paths) for frame in _tables(path)]
+    for path, frame in tables:
         operators = recognised(frame)
         if not operators or not any(name in frame.columns for name in MEASURED):
             left[f"{path.name}: no kernel that the model has"] = len(frame)
@@ -422,8 +424,12 @@ def read_kernels(paths: Sequence[str | Path]) -> tuple[list[Samples], dict[str, 
         if unused:
             left[f"{path.name}: another number format, a skewed load, launched eagerly, or a slower mode"] = unused
     if not samples:
-        raise InputError("KERNELS", ", ".join(map(str, paths)), "tables of measured kernels (CSV)")
+        raise InputError("KERNELS", ", ".join(map(str, paths)), "tables or logs of measured kernels")
     return samples, left
+
+
+def _tables(path: Path) -> list[pd.DataFrame]:
+    return log_tables(path) if is_log(path) else [_read(path)]
 
 
 def _read(path: Path) -> pd.DataFrame:

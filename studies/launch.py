@@ -40,6 +40,8 @@ def vllm_options(plan: Plan, pool: PoolPlan) -> Options:
         options.append(("--data-parallel-size", str(pool.data_parallel)))
     if pool.expert_parallel:
         options.append(("--enable-expert-parallel", None))
+    if plan.overlaps(pool):
+        options.append(("--enable-dbo", None))
     if pool.role != "prefill":
         options.append(("--max-num-seqs", str(math.ceil(pool.max_batch / pool.data_parallel))))
     if pool.role != "decode":
@@ -79,6 +81,8 @@ def sglang_options(plan: Plan, pool: PoolPlan) -> Options:
         options += [("--dp-size", str(pool.data_parallel)), ("--enable-dp-attention", None)]
     if pool.expert_parallel:
         options.append(("--ep-size", str(ranks)))
+    if plan.overlaps(pool):
+        options.append(("--enable-two-batch-overlap", None))
     if pool.role != "prefill":
         options.append(("--max-running-requests", str(pool.max_batch)))
     if pool.role != "decode":

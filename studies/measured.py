@@ -17,6 +17,7 @@ from breakeven.models.catalog import table
 from breakeven.models.hardware import accelerators
 from breakeven.models.llm import llms
 from breakeven.studies.measured_layout import Layout, read_layouts, spans_nodes
+from breakeven.studies.recipes import recipe
 
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tensorrt-llm": "tensorrt-llm"}
 SYSTEMS = {"gb200": "gb200-nvl72", "gb300": "gb300-nvl72", "b200": "b200-sxm", "h100": "h100-sxm", "h200": "h200-sxm"}
@@ -158,18 +159,21 @@ def accelerator_id(system: str) -> str:
     return name if name in accelerators() else ""
 
 
-def weight_scheme(model: str, precision: str) -> str:
+def weight_scheme(model: str, precision: str, path: str = "") -> str:
     """Which tensors a checkpoint's precision really covers.
 
     A blank one is 16 bit. FP8 checkpoints of DeepSeek, Qwen3 and MiniMax carry scales per block, those of Llama per
-    tensor. The
-    4-bit checkpoints of expert models quantize the experts alone (DeepSeek and MiniMax NVFP4, gpt-oss MXFP4: attention
-    and head stay in 16 bit); those of dense models all linear layers.
+    tensor. The 4-bit checkpoints of expert models quantize the experts alone (MiniMax NVFP4, gpt-oss MXFP4: attention
+    and head stay in 16 bit); those of dense models all linear layers. DeepSeek's NVFP4 checkpoints leave attention in
+    16 bit, but for its output projection in the second version, which InferenceX runs (its recipes name
+    DeepSeek-R1-0528-FP4-v2).
     """
     if precision == "fp8" and not model.startswith("llama"):
         return "fp8-block"
     if precision != "fp4":
         return precision or "bf16"
+    if model.startswith("deepseek"):
+        return "fp4-ffn" if "NVFP4" in path else "fp4-output"
     return "fp4-experts" if model and llms()[model].moe else "fp4"
 
 
@@ -233,10 +237,11 @@ def _stack(row: Row, engine: str, model: str, layouts: tuple[Layout, ...], inter
     return engine
 
 
-def accepted_tokens(concurrency: float) -> float:
-    """Tokens per decode step with a draft head where acceptance is not published: a prior that falls with load."""
-    prior = table("calibration")["speculation"]
-    return max(prior["accepted"] * max(concurrency, 1.0) ** -prior["decay"], 1.0)
+def accepted_tokens(concurrency: float, drafts: int | None = None) -> float:
+    """Tokens per decode step of a draft head, as fitted: 1 + a + a^2 + ... of its drafts, falling with load."""
+    fitted = table("calibration")["speculation"]
+    a, count = fitted["acceptance"], fitted["drafts"] if drafts is None else drafts
+    return max(sum(a**i for i in range(count + 1)) * max(concurrency, 1.0) ** -fitted["decay"], 1.0)
 
 
 def _speculation(row: Row, model: str, label: Mapping[str, Any]) -> str:
@@ -257,6 +262,8 @@ def _point(row: Row, label: Mapping[str, Any]) -> Point:
     share = NOMINAL_SHARE if inferencex else 1.0
     concurrency = _concurrency(row, layouts) if layouts else math.nan
     speculation = _speculation(row, model, label)
+    names, lengths = (model, engine, accelerator, precision), (row["isl"], row["osl"])
+    batch, drafts = recipe(names, lengths, layouts, concurrency, speculation == "mtp")
     point = Point(
         id=row["ids"][0],
         model=model,
@@ -267,7 +274,7 @@ def _point(row: Row, label: Mapping[str, Any]) -> Point:
         prompt_tokens=share * row["isl"],
         output_tokens=share * row["osl"],
         concurrency=concurrency,
-        weights=weight_scheme(model, precision),
+        weights=weight_scheme(model, precision, row["paths"][0]),
         kv=kv_precision(model, engine, accelerator, precision),
         layouts=layouts,
         stack=_stack(row, engine, model, layouts, not inferencex),
@@ -276,7 +283,8 @@ def _point(row: Row, label: Mapping[str, Any]) -> Point:
         source=row["sources"][0],
         measurement=row["ids"][0],
         internal=not inferencex,
-        accepted=accepted_tokens(concurrency) if speculation == "mtp" and not math.isnan(concurrency) else 1.0,
+        accepted=accepted_tokens(concurrency, drafts) if speculation == "mtp" and concurrency > 0.0 else 1.0,
+        max_batch=batch,
     )
     return replace(point, excluded=_excluded(point, row, speculation))
 

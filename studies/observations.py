@@ -18,8 +18,10 @@ from breakeven.models.sessions import session_spec
 from breakeven.models.workload import Workload, workload
 from breakeven.studies.benchmark import MAX_CONTEXT, SAMPLES, Inputs, predict_jitted, stacked, uncorrected
 from breakeven.studies.deployment_file import Deployed
+from breakeven.studies.kernel_logs import step_s
 from breakeven.studies.local_calibration import Floats, Times
 
+PROFILE = ("profile", "profile_steps", "profile_ranks")  # in place of tpot_ms: kernels of some decode steps
 COLUMNS = ("concurrency", "requests_per_second", "input_tokens", "output_tokens", "requests", "ttft_ms", "tpot_ms")
 
 
@@ -77,7 +79,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_observations_csv(path: str | Path) -> list[Observation]:
-    """The rows of a CSV with some of `COLUMNS`."""
+    """The rows of a CSV with some of `COLUMNS`, or of `PROFILE` in place of TPOT."""
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError, UnicodeDecodeError) as error:
@@ -87,9 +89,27 @@ def read_observations_csv(path: str | Path) -> list[Observation]:
     if not rows:
         raise InputError("--local", str(path), "at least one row")
     try:
-        return [checked({str(k): v for k, v in row.items()}, str(path), f"row {i + 2}") for i, row in enumerate(rows)]
+        given = [_with_profile({str(k): v for k, v in row.items()}, Path(path), i + 2) for i, row in enumerate(rows)]
+        return [checked(row, str(path), f"row {i + 2}") for i, row in enumerate(given)]
     except InputError as error:
         raise error.inside(file=str(path)) from None
+
+
+def _with_profile(row: dict[str, Any], table: Path, number_: int) -> dict[str, Any]:
+    """The row with TPOT from the profile that it names in place of a measured one."""
+    profile, steps, ranks = (_blank(row.pop(name, None)) for name in PROFILE)
+    if profile is None:
+        return row
+    if _blank(row.get("tpot_ms")) is not None:
+        raise InputError(f"row {number_}.tpot_ms", row["tpot_ms"], "nothing where a profile is given")
+    file = table.parent / str(profile)
+    if not file.is_file():
+        raise InputError(f"row {number_}.profile", str(profile), "a file, relative to the table")
+    return row | {"tpot_ms": 1e3 * step_s(file, steps, ranks)}
+
+
+def _blank(value: Any) -> Any:
+    return None if value is None or value == "" or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def _workload(deployed: Deployed, seen: Observation) -> Workload:

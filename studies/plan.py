@@ -60,6 +60,11 @@ class Plan:
     deeper_tiers: tuple[str, ...]  # the tiers below that one
     context: int  # the longest sequence, tokens
     memory_fraction: float
+    two_batches: bool  # that hide each other's collectives
+
+    def overlaps(self, pool: PoolPlan) -> bool:
+        """Whether engines of a pool exchange tokens between experts under the arithmetic of another batch."""
+        return self.two_batches and pool.expert_parallel and pool.data_parallel > 1
 
     @property
     def split(self) -> bool:
@@ -101,6 +106,7 @@ def plan(deployed: Deployed) -> Plan:
         deeper_tiers=tuple(tier.id for tier in tiers[1:]),
         context=math.ceil(float(np.asarray(study.workload.max_tokens)) / 1024.0) * 1024,
         memory_fraction=round(float(np.asarray(study.catalog.engine.memory_fraction)), 3),
+        two_batches=study.catalog.engine.overlapped_batches is not None,
     )
 
 

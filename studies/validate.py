@@ -207,7 +207,7 @@ def report(table: pd.DataFrame) -> list[tuple[str, str, dict[str, float]]]:
         return []
     bins = np.digitize(used["concurrency"], CONCURRENCY[1:-1], right=True)
     used = used.assign(concurrency=np.array(_bin_names())[bins])
-    used = used.assign(speculation=np.where(used["accepted"] > 1.0, "draft head, acceptance a prior", "none"))
+    used = used.assign(speculation=np.where(used["accepted"] > 1.0, "draft head, acceptance fitted", "none"))
     found = [("all", "", errors(used))]
     away = _where(used, ~in_band(used))
     if len(away):

@@ -61,6 +61,18 @@ def test_littles_law_also_when_the_cache_is_full(served):
     assert float(found.latency.ttft_mean_s[-1]) > 50.0 * float(found.latency.ttft_mean_s[-2])
 
 
+@pytest.mark.parametrize(("limit", "excess"), [(64, 0.0), (32, 1.0), (16, 3.0)])
+def test_a_population_waits_for_room_only_where_it_does_not_fit(one, limit, excess):
+    """64 calls in flight where b fit: each waits 64 / b - 1 of a call's time in the engine, and none where all fit."""
+    resolved, made = one(topologies="colocated", tensor_parallel=4, accelerators=["h200-sxm"], max_batch=limit)
+    spec = session_spec({"first_prompt_tokens": 64, "output_tokens": OUTPUT})
+    load = dataclasses.replace(workload(spec, 1e6, sessions=1000), concurrent_sessions=jnp.float32(64.0))
+    found = jax.jit(lambda: performance(resolved, load, made.catalog))()
+    decode_s = float(found.latency.tpot_mean_s[0]) * (OUTPUT - 1.0)
+    waited_s = float(found.latency.wait.average_s[0])
+    assert waited_s == pytest.approx(excess * decode_s, rel=0.1, abs=0.1 * decode_s)
+
+
 def test_a_first_wave_waits_for_half_of_its_others(served):
     """Prompts that one token budget holds share the fixed part of their step."""
     found, run, load, catalog = served

@@ -65,6 +65,16 @@ def test_pd_on_vllm_has_the_numbers_of_the_deployment(planned: Callable[..., Pla
     assert "--vllm-pd-disaggregation" in router and "consistent_hash" in router and "3 prefill engines" in router
 
 
+@pytest.mark.parametrize(("target", "option"), [("vllm", "--enable-dbo"), ("sglang", "--enable-two-batch-overlap")])
+def test_two_batch_overlap_is_switched_on_where_experts_exchange_tokens(
+    planned: Callable[..., Plan], tmp_path: Path, target: str, option: str
+) -> None:
+    wide = JOINT | {"tensor_parallel": 1, "data_parallel": 8, "expert_parallel": True}
+    for batches, there in (("{like: vllm}", False), ("{like: vllm, overlapped_batches: 2}", True)):
+        write_deployment(planned("llm=deepseek-v3", f"engine={batches}", **wide), target, tmp_path)
+        assert (option in options((tmp_path / "pool.sh").read_text())) == there
+
+
 def test_pd_on_sglang(planned: Callable[..., Plan], tmp_path: Path) -> None:
     write_deployment(planned(**PD), "sglang", tmp_path)
     prefill, decode = (options((tmp_path / f"{role}.sh").read_text()) for role in ("prefill", "decode"))

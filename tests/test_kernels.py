@@ -116,7 +116,7 @@ def test_bad_kernel_tables_are_one_line(tmp_path):
     with pytest.raises(InputError, match=r"row 2.latency_ms = -1.0: a positive number"):
         read_kernels([path])
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="tables of measured kernels"):
+    with pytest.raises(InputError, match="tables or logs of measured kernels"):
         read_kernels([tmp_path / "other.csv"])
     assert is_kernel_table(path) and not is_kernel_table(tmp_path / "other.csv")
 

@@ -1,11 +1,13 @@
 """The traps of measured serving points, each on the smallest rows that show it."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from breakeven.models.catalog import table
 from breakeven.models.inputs import InputError
 from breakeven.studies.measured import (
     UNKNOWN_DRAFT,
@@ -22,7 +24,7 @@ from breakeven.studies.measured import (
 )
 from breakeven.studies.measured_files import read_points, read_table
 from breakeven.studies.measured_layout import Layout
-from breakeven.studies.measured_limits import TOO_FAST, compute_share, without_impossible
+from breakeven.studies.measured_limits import TOO_FAST, compute_share, memory_share, without_impossible
 
 ROW: dict[str, Any] = {
     "id": "2026_04_06_llama_tp4_ep1_1",
@@ -164,7 +166,8 @@ def test_concurrency_is_the_clients_or_the_batch_of_all_ranks():
 
 def test_precision_of_each_tensor():
     assert weight_scheme("qwen3-32b", "") == "bf16" and weight_scheme("llama-3.1-70b", "fp4") == "fp4"
-    assert weight_scheme("deepseek-r1", "fp4") == weight_scheme("gpt-oss-120b", "fp4") == "fp4-experts"
+    assert weight_scheme("gpt-oss-120b", "fp4") == "fp4-experts" and weight_scheme("deepseek-r1", "fp4") == "fp4-output"
+    assert weight_scheme("deepseek-r1", "fp4", "nvidia/DeepSeek-R1-NVFP4") == "fp4-ffn"
     assert kv_precision("qwen3-32b", "vllm", "h100-sxm", "") == "bf16"
     assert kv_precision("qwen3-32b", "tensorrt-llm", "h100-sxm", "fp8") == "fp8"
     assert kv_precision("llama-3.1-70b", "vllm", "h200-sxm", "fp8") == "fp8"
@@ -204,6 +207,16 @@ def test_a_series_that_outpaces_the_kernels_is_excluded():
     assert without_impossible([slow]) == [slow]
 
 
+def test_a_series_that_outpaces_the_memory_is_excluded():
+    """448 calls of 4,500 tokens x 163,840 elements: 330 GB every 8.7 ms, from two engines of four H200."""
+    pools = {"prefill_num_workers": 8.0, "prefill_tp_size": 1.0, "decode_num_workers": 2.0, "decode_tp_size": 4.0}
+    pools |= {"mode": "disagg", "decode_batch_size": 224.0, "silicon_data_source": "internal", "id": "c"}
+    fast = one(**pools, isl=4000.0, osl=1000.0, silicon_ttft_ms=1.0, silicon_tpot_ms=8.7)
+    assert memory_share(fast) == pytest.approx(448 * 4500 * 163840 / (8 * 4.8e12 * 8.7e-3), rel=0.01)
+    assert memory_share(fast) < 1.0 and memory_share(replace(fast, tpot_ms=4.0)) > 1.0
+    assert without_impossible([replace(fast, tpot_ms=4.0)])[0].excluded == TOO_FAST
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [("", "MEASURED.csv"), ("id,backend\na,b\n", "model_path"), (None, "isl")],
@@ -223,8 +236,11 @@ def test_rows_keep_their_order_and_number(tmp_path):
 
 
 def test_accepted_tokens_fall_with_concurrency():
-    found = [accepted_tokens(n) for n in (1.0, 16.0, 256.0, 1e9)]
-    assert found[0] == 2.2 and found == sorted(found, reverse=True) and found[-1] == 1.0
+    """1 + a + a^2 + a^3 tokens of three drafts where one call runs, never less than the token of any step."""
+    found, a = [accepted_tokens(n) for n in (1.0, 16.0, 256.0, 1e20)], table("calibration")["speculation"]["acceptance"]
+    assert found[0] == pytest.approx(1.0 + a + a**2 + a**3)
+    assert found == sorted(found, reverse=True) and found[-1] == 1.0
+    assert [accepted_tokens(1.0, n) for n in (0, 1)] == pytest.approx([1.0, 1.0 + a])
     export = DEEPSEEK | {"silicon_tpot_ms": 5.0}
     drafted = points(export, labels={digits(200.0, 5.0): {"spec_decode": "mtp"}})[0]
     assert drafted.accepted == pytest.approx(accepted_tokens(16.0)) and one().accepted == 1.0
