@@ -125,11 +125,8 @@ GRID = [
     pytest.param(
         {"topologies": "pd", "replicas": 4, "routing": "balanced", "workload": "rag-docqa"}, 2.0, 0.05, id="rag"
     ),
-    pytest.param({"topologies": "afd", "replicas": 4}, 0.04, 0.05, id="afd"),
-    pytest.param({"topologies": "af", "replicas": 4, "workload": "chat"}, 1.0, 0.05, id="af-chat"),
-    pytest.param({"topologies": "pdaf", "replicas": 4, "attention": {"replicas": 8}}, 0.08, 0.05, id="pdaf"),
-    pytest.param({"topologies": "epd", "replicas": 2, **SCREENS}, 0.4, 0.05, id="epd"),
-    pytest.param({"topologies": "chunked", "replicas": 3, **SCREENS}, 0.4, 0.05, id="chunked-images"),
+    # Transfers and steps both grow with the prompt here: bounds on both are met together more often than by chance.
+    pytest.param({"topologies": "E | PA PF | DA | DF", "replicas": 2, **SCREENS}, 0.4, 0.08, id="encoder-afd"),
 ]
 
 
