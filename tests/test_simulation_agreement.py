@@ -127,6 +127,8 @@ GRID = [
     ),
     # Transfers and steps both grow with the prompt here: bounds on both are met together more often than by chance.
     pytest.param({"topologies": "E | PA PF | DA | DF", "replicas": 2, **SCREENS}, 0.4, 0.08, id="encoder-afd"),
+    pytest.param({"topologies": "pd", "replicas": 4, "routing": "random", "workload": "chat"}, 1.0, 0.05, id="random"),
+    pytest.param({"topologies": "pd", "replicas": 4, "routing": "prefix-aware"}, 0.03, 0.05, id="prefix-aware"),
 ]
 
 
