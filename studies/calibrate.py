@@ -112,9 +112,9 @@ def _rho(z: Floats) -> Floats:
     return np.sqrt(1.0 + z**2) - 1.0
 
 
-def _loss(residuals: Floats, weight: Floats, moved_sd: Floats, strength: float) -> float:
+def _loss(residuals: Floats, weight: Floats, x: Floats, sd: Floats, strength: float) -> float:
     data = np.sum(weight * _rho(residuals / SETTINGS["scale"]))
-    return float(data + 0.5 * strength * np.sum(moved_sd**2))
+    return float(data + 0.5 * strength * np.sum((x / sd) ** 2))
 
 
 def fit(
@@ -124,27 +124,26 @@ def fit(
     strength: float = SETTINGS["strength"],
     steps: int = STEPS,
     jacobian: Floats | None = None,
-    prior: Floats | float = 0.0,
 ) -> Floats:
-    """x that minimises the loss over residuals of positive `weight`, (points, 2), and moves from `prior`.
+    """x that minimises the loss over residuals of positive `weight`, (points, 2).
 
     A `jacobian` given is kept for all steps: enough near a solution, and far cheaper.
     """
     scale, sd = SETTINGS["scale"], np.array([parameter.sd for parameter in task.moved])
     x = np.zeros(len(sd)) if start is None else start.copy()
-    loss = _loss(task.residuals(x), weight, (x - prior) / sd, strength)
+    loss = _loss(task.residuals(x), weight, x, sd, strength)
     for _ in range(steps):
         r = task.residuals(x).ravel()
         j = np.nan_to_num(task.jacobian(x) if jacobian is None else jacobian, posinf=0.0, neginf=0.0)
         j = np.clip(j.reshape(len(r), -1), -20.0, 20.0)
         w = weight.ravel() / np.sqrt(1.0 + (r / scale) ** 2) / scale**2
-        gradient = j.T @ (w * r) + strength * (x - prior) / sd**2
+        gradient = j.T @ (w * r) + strength * x / sd**2
         hessian = (j.T * w) @ j + np.diag(strength / sd**2)
         before = loss
         for damping in DAMPING:
             step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
             trial = x - np.clip(step, -1.0, 1.0)
-            trial_loss = _loss(task.residuals(trial), weight, (trial - prior) / sd, strength)
+            trial_loss = _loss(task.residuals(trial), weight, trial, sd, strength)
             if trial_loss < loss:
                 x, loss = trial, trial_loss
                 break
@@ -178,18 +177,10 @@ def left_out(
 def resampled(
     task: Problem, points: Sequence[Point], weight: Floats, start: Floats, jacobian: Floats, draws: int, seed: int = 0
 ) -> Floats:
-    """x of fits to as many (model, accelerator) combinations drawn with replacement, and to priors drawn within their
-    standard deviations: a bootstrap, (draws, parameters).
+    """x of fits to as many (model, accelerator) combinations drawn with replacement: a bootstrap, (draws, parameters).
 
-    Points of one combination share its errors, so combinations are drawn, not points; what no point tells of a
-    parameter is as unsure as its prior. Each fit descends from `start`.
+    Points of one combination share its errors, so combinations are drawn, not points. Each fit descends from `start`.
     """
-    rng, (count, of_point) = np.random.default_rng(seed), _combinations(points)
-    times = rng.multinomial(count, np.full(count, 1.0 / count), draws)
-    priors = rng.standard_normal((draws, len(start))) * [parameter.sd for parameter in task.moved]
-    return np.stack(
-        [
-            fit(task, weight * n[of_point][:, None], start, jacobian=jacobian, prior=p)
-            for n, p in zip(times, priors, strict=True)
-        ]
-    )
+    count, of_point = _combinations(points)
+    times = np.random.default_rng(seed).multinomial(count, np.full(count, 1.0 / count), draws)
+    return np.stack([fit(task, weight * n[of_point][:, None], start, jacobian=jacobian) for n in times])

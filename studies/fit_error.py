@@ -15,6 +15,7 @@ from breakeven.studies.calibrate import SETTINGS
 from breakeven.studies.study import Study
 
 Floats = NDArray[np.float64]
+UNTOLD = 1e-3  # of a logarithm: a term that resampling does not move stays at its prior, and is as unsure
 TO_SD = 0.6745  # the median of |error| over its standard deviation, of a normal one
 
 
@@ -22,7 +23,7 @@ def log_sd(study: Study, each: Input) -> float:
     """Standard deviation of the logarithm of a calibrated input; 0 where it is not calibrated.
 
     A kernel's is that of its fit (`errors` in kernels.toml); an engine term's the one calibration.toml allows it, which
-    the fit can only narrow (where no bootstrap has it: the memory fields).
+    the fit can only narrow (used where no bootstrap tells of it).
     """
     if each.part == "kernels" and each.row is not None:
         row = provenance(study.names.accelerators[each.row].generation, each.fields[0])[2]
@@ -33,18 +34,20 @@ def log_sd(study: Study, each: Input) -> float:
 
 @functools.cache
 def _resampled(engine: str) -> dict[str, Floats]:
-    """Field of an engine -> its values over the fitted one in fits to resampled (model, accelerator) pairs."""
+    """Field of an engine -> its values over the fitted one in fits to resampled (model, accelerator) pairs, where
+    these points tell of it."""
     rows = csv.reader(io.StringIO(text("calibration_draws.csv")))
     next(rows)
-    return {field: np.array(values, float) for field, engines, *values in rows if engine in engines.split()}
+    of_engine = {field: np.array(values, float) for field, engines, *values in rows if engine in engines.split()}
+    return {field: values for field, values in of_engine.items() if np.std(np.log(values)) > UNTOLD}
 
 
 def coefficient_draws(study: Study, inputs: Sequence[Input], draws: int, seed: int) -> Floats:
     """Factors of the inputs under the error of every calibrated coefficient, (draws, inputs).
 
     What the engine adds comes from a bootstrap of its fit (`breakeven calibrate`, calibration_draws.csv): one resampled
-    fit a draw, so that terms which stand in for one another move together. Kernel curves and the memory fields,
-    fitted apart from it, have independent lognormal errors.
+    fit a draw, so that terms which stand in for one another move together. Kernel curves, the memory fields and terms
+    that no measured point tells of have independent lognormal errors.
     """
     rng = np.random.default_rng(seed)
     sd = np.array([log_sd(study, each) for each in inputs])
