@@ -28,6 +28,12 @@ class Stage:
     weights: Array  # row of catalog.weight_schemes
 
 
+# Where a call goes: to the replica drawn for its session, to the one with the fewest calls, to the one that holds its
+# session's prefix (else to the one with the fewest calls), to any.
+ROUTING = ("affinity", "balanced", "prefix-aware", "random")
+AFFINITY, BALANCED, PREFIX_AWARE, RANDOM = range(4)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Deployment:
@@ -41,9 +47,14 @@ class Deployment:
     kv: Array  # row of catalog.kv_bytes_per_element
     kv_tiers: Array  # row of catalog.tiers: what holds the KV cache below HBM
     link: Array  # row of catalog.links: KV cache and embeddings between pools cross it
-    balanced: Array  # 1.0: calls go to the least loaded replica; 0.0: to the one that holds their session
+    routing: Array  # code of ROUTING: the replica that a call goes to
     activation_link: Array | None = None  # row of catalog.links that activations between attention and feed-forward
     micro_batches: Array | None = None  # pools cross, in so many parts that take turns; None: no such pools
+
+    @property
+    def balanced(self) -> Array:
+        """1.0 where calls go to the least loaded replica."""
+        return jnp.where(jnp.asarray(self.routing) == BALANCED, 1.0, 0.0)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

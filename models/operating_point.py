@@ -56,7 +56,8 @@ class Pools:
     holding_ways: Array  # prefills of a bundle each of which holds all its decode up
     moves: Array  # 1.0 where prefill and decode attention stand apart: the KV cache crosses a link
     chunked: Array  # 1.0 where prefill and decode share a pool in chunks
-    prefill_balanced: Array  # 1.0: least loaded replica; 0.0: the session's own
+    prefill_balanced: Array  # 1.0: least loaded replica; 0.0: one drawn for the session or the call
+    prefill_scattered: Array  # 1.0: a session's calls go to any replica; 0.0: to the one that holds its prefix
     decode_balanced: Array
     transfer_s: Array  # mean KV transfer of a call
     transfer_s2: Array  # its second moment
@@ -171,7 +172,7 @@ def prefix_found(pools: Pools, workload: Workload, session_rate: Array, active_t
     replicas = pools.prefill_replicas
     kept = _kept(workload, own, own * replicas / session_rate)
     engines = replicas * pools.prefill_workers
-    kept = kept / jnp.where(pools.prefill_balanced > 0.5, engines, 1.0)
+    kept = kept / jnp.where(pools.prefill_scattered > 0.5, engines, 1.0)
     if not tiers:
         return kept
     everywhere = _kept(workload, own, (own * replicas + pool) / session_rate)

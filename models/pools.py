@@ -151,7 +151,7 @@ def coefficients(resolved: Resolved, catalog: Catalog) -> tuple[StageCoefficient
 
 def machines(resolved: Resolved, catalog: Catalog, context_sd: Array | float = 0.0) -> tuple[Bundle, Bundle]:
     """(of prefill, of decode): what each phase runs on, for sequences whose lengths have that standard deviation."""
-    return _bundles(resolved, catalog, _sharing(resolved), context_sd * jnp.ones_like(resolved.balanced))
+    return _bundles(resolved, catalog, _sharing(resolved), context_sd * jnp.ones_like(resolved.routing))
 
 
 def _held_share(sharing: Sharing, hit: PrefillNodes, time: PrefillTime, machine: Bundle) -> Array:
@@ -243,6 +243,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         moves=jnp.where(sharing.moves, 1.0, 0.0),
         chunked=jnp.where(sharing.attention & sharing.ffn & ~sharing.moves, p.choice.chunked, 0.0),
         prefill_balanced=resolved.balanced,
+        prefill_scattered=resolved.scattered,
         decode_balanced=jnp.where(sharing.moves, 1.0, resolved.balanced),
         transfer_s=jnp.sum(hit.weight * transfer_s[:, :nodes], -1),
         transfer_s2=jnp.sum(hit.weight * transfer_s[:, :nodes] ** 2, -1),

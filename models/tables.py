@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from breakeven.models.catalog import table
-from breakeven.models.deployment import Deployment, Stage
+from breakeven.models.deployment import BALANCED, RANDOM, Deployment, Stage
 from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.inputs import pick
 from breakeven.models.kernel_curves import curves
@@ -295,10 +295,20 @@ class Resolved:
     link_bytes_per_s: Array
     link_latency_s: Array
     link_through_nic: Array
-    balanced: Array
+    routing: Array  # code of deployment.ROUTING
     tiers: TierRows | None  # (n, LEVELS)
     activations: Activations | None = None  # None: no candidate's attention stands apart from its feed-forward layers
     correction: Correction | None = None
+
+    @property
+    def balanced(self) -> Array:
+        """1.0 where calls go to the least loaded replica."""
+        return jnp.where(self.routing == BALANCED, 1.0, 0.0)
+
+    @property
+    def scattered(self) -> Array:
+        """1.0 where a session's calls go to any replica, whichever holds its prefix."""
+        return jnp.where(self.routing == RANDOM, 1.0, self.balanced)
 
     @property
     def stages(self) -> tuple[ResolvedStage, ...]:
@@ -348,7 +358,7 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         link_bytes_per_s=catalog.links.bytes_per_s[deployment.link],
         link_latency_s=catalog.links.latency_s[deployment.link],
         link_through_nic=catalog.links.through_nic[deployment.link],
-        balanced=deployment.balanced,
+        routing=deployment.routing,
         correction=None if catalog.local is None else correction(deployment, catalog.local),
         tiers=jax.tree.map(lambda column: column[deployment.kv_tiers], catalog.tiers),
         activations=_activations(deployment, catalog),

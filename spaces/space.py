@@ -15,12 +15,11 @@ import numpy as np
 import pandas as pd
 
 from breakeven.models.architecture import Architecture
-from breakeven.models.deployment import STAGE_FIELDS, Deployment, Stage
+from breakeven.models.deployment import ROUTING, STAGE_FIELDS, Deployment, Stage
 from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.tiers import Stack
 from breakeven.models.topology import COLUMNS, STAGES, Topology, topology
 
-ROUTING = ("affinity", "balanced")
 POOL_FIELDS = (
     "accelerator",
     "tensor_parallel",
@@ -114,7 +113,7 @@ class Family:
     kv: np.ndarray  # rows of the catalogue
     tiers: np.ndarray
     links: np.ndarray
-    routing: np.ndarray  # 0 affinity, 1 balanced
+    routing: np.ndarray  # codes of ROUTING
     micro_batches: np.ndarray  # in flight between attention and feed-forward pools; 1 where there are none
 
     @property
@@ -207,7 +206,7 @@ class Space:
             kv=jnp.asarray(c["kv"], jnp.int32),
             kv_tiers=jnp.asarray(c["tiers"], jnp.int32),
             link=jnp.asarray(c["link"], jnp.int32),
-            balanced=jnp.asarray(c["routing"], jnp.float32),
+            routing=jnp.asarray(c["routing"], jnp.float32),
             **activations,
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from breakeven.models.catalog import table
-from breakeven.models.deployment import Deployment, Stage
+from breakeven.models.deployment import BALANCED, Deployment, Stage
 from breakeven.models.hardware import accelerators, links
 from breakeven.models.llm import LLM, llms
 from breakeven.models.local import Correction
@@ -117,7 +117,7 @@ def _deployment(point: Point) -> Deployment:
     first, last = _stage(point, point.layouts[0], 0.0), _stage(point, point.layouts[-1], len(point.layouts) - 1.0)
     zero = _row_number(0)
     kv = _row_number(KV.index(point.kv))
-    return Deployment(first, first, first, last, last, kv=kv, kv_tiers=zero, link=zero, balanced=np.float32([1.0]))  # type: ignore
+    return Deployment(first, first, first, last, last, kv=kv, kv_tiers=zero, link=zero, routing=np.float32([BALANCED]))  # type: ignore
 
 
 def _economy() -> Economy:

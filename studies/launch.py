@@ -137,9 +137,17 @@ def vllm_scripts(plan: Plan) -> dict[str, str]:
             lines.append('FOLLOWER=(); [ "$NODE_RANK" = 0 ] || FOLLOWER=(--headless)')
             command += ' "${FOLLOWER[@]}"'
         files[f"{pool.role}.sh"] = script(_head(plan, pool), [*lines, command], options)
-    policy = "consistent_hash" if plan.sticky else "power_of_two"
+    policy = _POLICIES[plan.routing] if plan.routing != "affinity" else "consistent_hash"
     files["router.sh"] = _router(plan, "vllm-router", "vllm-router", [("--policy", policy)], "--vllm-pd-disaggregation")
     return files
+
+
+_POLICIES = {  # of sglang_router, and but for affinity of vllm-router, which came of it
+    "affinity": "cache_aware",
+    "prefix-aware": "cache_aware",
+    "balanced": "power_of_two",
+    "random": "random",
+}
 
 
 def sglang_scripts(plan: Plan) -> dict[str, str]:
@@ -154,7 +162,7 @@ def sglang_scripts(plan: Plan) -> dict[str, str]:
             options.append(("--dist-init-addr", '"${MASTER:?address of the first machine}:5000"'))
         checked("sglang", options)
         files[f"{pool.role}.sh"] = script(_head(plan, pool), [*lines, "python3 -m sglang.launch_server"], options)
-    near = "cache_aware" if plan.sticky else "power_of_two"
+    near = _POLICIES[plan.routing]
     policies: Options = [("--policy", near)]
     if plan.split:
         policies = [("--prefill-policy", near), ("--decode-policy", "power_of_two")]

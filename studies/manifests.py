@@ -23,7 +23,7 @@ def _arguments(plan: Plan, pool: PoolPlan) -> list[str]:
 def dynamo(plan: Plan) -> str:
     """A DynamoGraphDeployment: a frontend that routes by KV cache, and a worker service per pool."""
     image = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{VERSION}"
-    router = "kv" if plan.sticky else "round-robin"
+    router = {"balanced": "round-robin", "random": "random"}.get(plan.routing, "kv")
     services: dict[str, Any] = {
         "Frontend": {
             "componentType": "frontend",

@@ -54,7 +54,7 @@ class Plan:
     pools: tuple[PoolPlan, ...]
     kv: str
     link: str
-    sticky: bool  # a session's calls go to the engine that holds its prefix
+    routing: str
     chunked: bool
     offload_bytes: float  # KV cache in the first tier below HBM, per accelerator that prefills; 0.0: none
     deeper_tiers: tuple[str, ...]  # the tiers below that one
@@ -65,6 +65,11 @@ class Plan:
     def overlaps(self, pool: PoolPlan) -> bool:
         """Whether engines of a pool exchange tokens between experts under the arithmetic of another batch."""
         return self.two_batches and pool.expert_parallel and pool.data_parallel > 1
+
+    @property
+    def sticky(self) -> bool:
+        """Whether a session's calls go to the engine that holds its prefix."""
+        return self.routing in ("affinity", "prefix-aware")
 
     @property
     def split(self) -> bool:
@@ -100,7 +105,7 @@ def plan(deployed: Deployed) -> Plan:
         pools=tuple(_pool(name, pool, kinds) for name, pool in pools.items()),
         kv=str(row["kv"]),
         link=str(row["link"]),
-        sticky=row["routing"] == "affinity",
+        routing=str(row["routing"]),
         chunked=chosen_topology.chunked,
         offload_bytes=tiers[0].capacity_bytes if tiers else 0.0,
         deeper_tiers=tuple(tier.id for tier in tiers[1:]),

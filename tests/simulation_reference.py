@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from breakeven.models.deployment import BALANCED, PREFIX_AWARE, RANDOM
 from breakeven.models.simulation.state import CHUNKED, COLOCATED, SPLIT, Plan
 from breakeven.models.simulation.traffic import Traffic
 
@@ -91,8 +92,14 @@ class Reference:
         call = self.calls[c]
         self.arrival[c] = self.now - self.plan.request_s
         session = int(call.session)
-        if self.plan.balanced:
-            r = self.least(range(self.plan.prefill_engines), call.tie)
+        pool, routing = range(self.plan.prefill_engines), self.plan.routing
+        holders = [i for i in pool if session in self.engines[i].cache]
+        if routing == RANDOM:
+            r = int(call.tie * len(pool))
+        elif routing == BALANCED or (routing == PREFIX_AWARE and not holders):
+            r = self.least(pool, call.tie)
+        elif routing == PREFIX_AWARE:
+            r = holders[0]
         else:
             r = self.where.setdefault(session, self.home[session])
         self.at[c] = r

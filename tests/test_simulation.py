@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_reference import Reference
 
+from breakeven.models.deployment import AFFINITY, BALANCED, PREFIX_AWARE, RANDOM
 from breakeven.models.simulation import Bounds, Replications, Traffic, simulate
 from breakeven.models.simulation.state import CHUNKED, COLOCATED, SPLIT, Plan, Speed, new_calls, new_sessions
 
@@ -53,7 +54,7 @@ PLAN = Plan(
     request_s=0.002,
     link_latency_s=1e-3,
     link_token_s=2e-5,
-    balanced=False,
+    routing=AFFINITY,
     window_start_s=0.0,
     window_end_s=1e9,
     horizon_s=1e9,
@@ -83,12 +84,12 @@ def small_traffic(sessions: int, engines: int, rate: float, seed: int, warm: int
     return Traffic(calls, rows, np.arange(sessions), np.arange(warm), sessions)
 
 
-def case(mode: int, limited: bool, balanced: bool) -> Plan:
+def case(mode: int, limited: bool, routing: int = AFFINITY) -> Plan:
     split = mode == SPLIT
     return PLAN._replace(
         mode=mode,
         decode_engines=2 if split else 0,
-        balanced=balanced,
+        routing=routing,
         max_batch=4 if limited else 64,
         prefill_capacity=3500.0 if limited else 1e9,
         decode_capacity=3000.0 if limited else 1e9,
@@ -97,10 +98,10 @@ def case(mode: int, limited: bool, balanced: bool) -> Plan:
 
 @pytest.mark.parametrize("mode", [COLOCATED, CHUNKED, SPLIT])
 @pytest.mark.parametrize("limited", [False, True])
-@pytest.mark.parametrize("balanced", [False, True])
-def test_equal_to_the_step_by_step_reference(mode: int, limited: bool, balanced: bool) -> None:
+@pytest.mark.parametrize("routing", range(4))
+def test_equal_to_the_step_by_step_reference(mode: int, limited: bool, routing: int) -> None:
     """To 1e-9 s in every time of every call, with and without limits on batch and cache."""
-    plan = case(mode, limited, balanced)
+    plan = case(mode, limited, routing)
     for seed in range(3):
         expected = Reference(plan, small_traffic(60, 2, 12.0, seed))
         found = simulate(plan, small_traffic(60, 2, 12.0, seed))
@@ -114,11 +115,11 @@ def test_equal_to_the_step_by_step_reference(mode: int, limited: bool, balanced:
 
 
 @pytest.mark.parametrize("mode", [COLOCATED, CHUNKED])
-@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("routing", range(4))
 @pytest.mark.parametrize("capacity", [2100.0, 3500.0])
-def test_preempting_engines_equal_the_reference(mode: int, balanced: bool, capacity: float) -> None:
+def test_preempting_engines_equal_the_reference(mode: int, routing: int, capacity: float) -> None:
     """Admission by the prompt alone: jumps end where the cache is full, and the last admitted comes back."""
-    plan = case(mode, False, balanced)._replace(preempts=True, prefill_capacity=capacity)
+    plan = case(mode, False, routing)._replace(preempts=True, prefill_capacity=capacity)
     preempted = 0
     for seed in range(4):
         expected = Reference(plan, small_traffic(60, 2, 40.0, seed))
@@ -135,7 +136,7 @@ def test_preempting_engines_equal_the_reference(mode: int, balanced: bool, capac
 def test_with_ample_cache_nothing_is_preempted() -> None:
     """And every time is that of an engine that reserves."""
     for mode in (COLOCATED, CHUNKED):
-        plan = case(mode, False, False)
+        plan = case(mode, False)
         reserved, free = (
             simulate(plan._replace(preempts=p), small_traffic(60, 2, 25.0, 1)).calls for p in (False, True)
         )
@@ -180,8 +181,38 @@ def test_single_server_queues(law: str, cv2: float) -> None:
         assert np.mean(sojourn > 5.0) == pytest.approx(np.exp(-5.0 * (1.0 - rho)), abs=0.01)
 
 
+def test_random_routing_splits_poisson_arrivals() -> None:
+    """Each of four engines is an M/D/1 of its own: mean wait rho / (2 (1 - rho)); one queue for all would wait less."""
+    rng, n, rho = np.random.default_rng(6), 200_000, 0.7
+    plan = PLAN._replace(
+        prefill_engines=4,
+        prefill=ONE_TOKEN_A_SECOND,
+        decode=ONE_TOKEN_A_SECOND,
+        max_batch=1,
+        token_budget=1e9,
+        shared_prefix=0.0,
+        request_s=0.0,
+    )
+    waits = {}
+    for routing in (RANDOM, BALANCED, PREFIX_AWARE):
+        traffic = single(np.ones(n), np.cumsum(rng.exponential(0.25 / rho, n)))
+        traffic.calls["tie"] = rng.random(n)
+        found = simulate(plan._replace(routing=routing), traffic).calls
+        waits[routing] = (found["end_s"] - found["arrival_s"] - 1.0).mean()
+    assert waits[RANDOM] == pytest.approx(rho / (2.0 * (1.0 - rho)), rel=0.04)
+    assert waits[BALANCED] < 0.5 * waits[RANDOM]
+    assert waits[PREFIX_AWARE] == pytest.approx(waits[BALANCED], rel=0.1)  # no session comes back
+
+
+def test_prefixes_are_found_where_routing_looks_for_them() -> None:
+    """With ample cache every continued call finds its prefix but under random routing, which meets half of them."""
+    hits = [simulate(case(CHUNKED, False, r), small_traffic(400, 2, 12.0, 1)).cache_hit for r in range(4)]
+    assert hits[AFFINITY] == hits[PREFIX_AWARE] == 1.0
+    assert hits[RANDOM] == pytest.approx(0.5, abs=0.06)
+
+
 def test_the_same_seed_gives_the_same_simulation() -> None:
-    plan = case(SPLIT, True, True)
+    plan = case(SPLIT, True, BALANCED)
     a, b = (simulate(plan, small_traffic(80, 2, 12.0, 3)) for _ in range(2))
     assert np.array_equal(a.calls["end_s"], b.calls["end_s"])
     assert not np.array_equal(
@@ -195,7 +226,7 @@ import numba
 assert numba.config.DISABLE_JIT
 from test_simulation import CHUNKED, COLOCATED, SPLIT, case, simulate, small_traffic
 for mode in (COLOCATED, CHUNKED, SPLIT):
-    print(repr(float(simulate(case(mode, True, False), small_traffic(20, 2, 12.0, 1)).calls["end_s"].sum())))
+    print(repr(float(simulate(case(mode, True), small_traffic(20, 2, 12.0, 1)).calls["end_s"].sum())))
 """
 
 
@@ -206,7 +237,7 @@ def test_runs_as_plain_python_too() -> None:
         [sys.executable, "-c", PYTHON], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     for line, mode in zip(done.stdout.split(), (COLOCATED, CHUNKED, SPLIT), strict=True):
-        compiled = simulate(case(mode, True, False), small_traffic(20, 2, 12.0, 1)).calls["end_s"].sum()
+        compiled = simulate(case(mode, True), small_traffic(20, 2, 12.0, 1)).calls["end_s"].sum()
         assert float(line) == pytest.approx(float(compiled), abs=1e-9)
 
 
@@ -219,7 +250,7 @@ def test_runs_as_plain_python_too() -> None:
     max_batch=st.integers(1, 12),
     budget=st.sampled_from([16.0, 128.0, 2048.0]),
     capacity=st.floats(2200.0, 20000.0),
-    balanced=st.booleans(),
+    routing=st.integers(0, 3),
     preempts=st.booleans(),
     rate=st.floats(0.5, 50.0),
     seed=st.integers(0, 1000),
@@ -232,7 +263,7 @@ def test_every_call_leaves_and_no_cache_overflows(
     max_batch: int,
     budget: float,
     capacity: float,
-    balanced: bool,
+    routing: int,
     preempts: bool,
     rate: float,
     seed: int,
@@ -249,7 +280,7 @@ def test_every_call_leaves_and_no_cache_overflows(
         token_budget=max(budget, 2.0 * max_batch if mode == CHUNKED else 1.0),
         prefill_capacity=capacity,
         decode_capacity=capacity,
-        balanced=balanced,
+        routing=routing,
         preempts=preempts and mode != SPLIT,
     )
     found = simulate(plan, small_traffic(40, engines, rate, seed, warm=10))
@@ -268,7 +299,7 @@ def test_every_call_leaves_and_no_cache_overflows(
 
 def test_an_unfinished_call_is_counted() -> None:
     """Where the horizon cuts a simulation short, what has not left is late for ever and the throughput falls short."""
-    plan = case(CHUNKED, False, False)._replace(window_end_s=2.0, horizon_s=2.0)
+    plan = case(CHUNKED, False)._replace(window_end_s=2.0, horizon_s=2.0)
     found = Replications((simulate(plan, small_traffic(400, 2, 200.0, 0)),))
     (run,) = found.runs
     assert found.unfinished == run.measured.sum() - (run.measured & run.finished).sum() > 0

@@ -103,6 +103,8 @@ GRID = [
     pytest.param(
         {"topologies": "pd", "replicas": 4, "routing": "balanced", "workload": "rag-docqa"}, 2.0, 0.05, id="rag"
     ),
+    pytest.param({"topologies": "pd", "replicas": 4, "routing": "random", "workload": "chat"}, 1.0, 0.05, id="random"),
+    pytest.param({"topologies": "pd", "replicas": 4, "routing": "prefix-aware"}, 0.03, 0.05, id="prefix-aware"),
 ]
 
 

@@ -58,7 +58,7 @@ def test_columns_frame_and_deployment_agree(study, some):
         assert [t.labels[STAGES.index(stage)] for t in topologies] == np.asarray(arrays.pool).tolist()
         assert [float(t.chunked) for t in topologies] == np.asarray(arrays.chunked).tolist()
     assert (np.array(study.names.kv)[np.asarray(deployment.kv)] == frame["kv"]).all()
-    assert (np.array(ROUTING)[np.asarray(deployment.balanced).astype(int)] == frame["routing"]).all()
+    assert (np.array(ROUTING)[np.asarray(deployment.routing).astype(int)] == frame["routing"]).all()
 
 
 def test_stages_of_a_shared_pool_repeat_its_choices(study, some):

@@ -15,6 +15,7 @@ for what is left of its cache, which is evicted from its end.
 from math import ceil, inf, sqrt
 from typing import Any
 
+from breakeven.models.deployment import BALANCED, PREFIX_AWARE, RANDOM
 from breakeven.models.simulation.compiled import compiled, kept, source_digest
 from breakeven.models.simulation.queues import (
     enqueue,
@@ -216,8 +217,12 @@ def _arrive(plan: Plan, s: State, c: int, now: float) -> int:
         session.measured = session.measured or call.first
     if _awaited(plan, s, c) and (call.first or not _whole(plan, s, c)):
         clock.outstanding += 1
-    if plan.balanced:
+    if plan.routing == RANDOM:
+        r = int(call.tie * plan.prefill_engines)
+    elif plan.routing == BALANCED or (plan.routing == PREFIX_AWARE and not _cached(plan, s, c)):
         r = least_loaded(s, 0, plan.prefill_engines, call.tie)
+    elif plan.routing == PREFIX_AWARE:
+        r = session.where
     else:
         r = session.where if session.where >= 0 else session.home
         session.where = r
@@ -241,14 +246,21 @@ def _wait(plan: Plan, s: State, c: int, now: float) -> None:
 
 
 @compiled
+def _cached(plan: Plan, s: State, c: int) -> bool:
+    """Whether the cache of a call's session is somewhere."""
+    call = s.calls[c]
+    session = s.sessions[call.session]
+    return session.cached and call.arrival_s - session.since_s <= plan.cache_ttl_s
+
+
+@compiled
 def _level(plan: Plan, s: State, c: int, r: int) -> int:
     """Where engine `r` finds the cache of a call's session: 0 in HBM, k in its k-th tier, -1 nowhere any more.
 
     What any engine holds was written through to the tier that they share, if there is one.
     """
-    call = s.calls[c]
-    session = s.sessions[call.session]
-    if not session.cached or call.arrival_s - session.since_s > plan.cache_ttl_s:
+    session = s.sessions[s.calls[c].session]
+    if not _cached(plan, s, c):
         return -1
     if session.where == r:
         return session.level

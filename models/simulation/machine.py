@@ -131,7 +131,7 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         request_s=_number(found.request_s, i),
         link_latency_s=_number(found.link_latency_s, i),
         link_token_s=_number(found.link_token_s, i),
-        balanced=_number(resolved.balanced, i) > 0.5,
+        routing=int(_number(resolved.routing, i)),
         window_start_s=window.start_s,
         window_end_s=window.end_s,
         horizon_s=window.horizon_s,

@@ -69,7 +69,7 @@ class Plan(NamedTuple):
     request_s: float
     link_latency_s: float
     link_token_s: float
-    balanced: bool
+    routing: int  # code of deployment.ROUTING
     window_start_s: float  # calls that arrive in the window are measured
     window_end_s: float
     horizon_s: float  # the simulation ends here even if some of them have not left
