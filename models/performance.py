@@ -106,13 +106,16 @@ def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalo
     base = a + (b - per_context * context) * own + per_context * context * (own - 1.0) + 0.3 * b * point.batch_mates
     base = base[:, None] + per_context[:, None] * workload.output_context
     # A call from another pool waits for the step in progress; one from the same pool starts with a step of its own.
-    own_step_s = jnp.where(pools.moves > 0.5, step, 0.0)[:, None]
+    own_step_s = jnp.where(pools.moves > 0.5, step * pools.decode.yielded, 0.0)[:, None]
     base = base + 0.5 * own_step_s * workload.output_inverse
 
     spread = b**2 * point.batch_variance + per_context**2 * batch * workload.decode_context_var
     memory_s = workload.mean_steps2 / workload.mean_steps * step * point.slowdown / (1.0 - busy)
     variance = spread[:, None] * autocorrelation_share(steps * (step * point.slowdown / memory_s)[:, None])
     variance = variance + per_context[:, None] ** 2 * workload.output_context_var
+    if pools.decode.speculation is not None:  # n tokens take n / E steps on average, of variance n v / E^3
+        way = pools.decode.speculation
+        variance = variance + (step**2 * way.variance / way.yielded)[:, None] / steps
     inverse, inverse2 = workload.output_inverse, workload.output_inverse2
     variance = variance + own_step_s**2 * (inverse2 / 3.0 - inverse**2 / 4.0)
     mean = base + (b * batch)[:, None]

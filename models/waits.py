@@ -175,7 +175,8 @@ def _step_in_progress(point: OperatingPoint, pools: Pools) -> tuple[Wait, Wait]:
     """A call that arrives in a shared pool first waits for the step in progress to end: one of decode, or, where the
     micro-batches of a pipeline keep step with it, one with another call's chunk."""
     busy = -jnp.expm1(-point.state.batch)
-    decode = uniform_wait(pools.shared * busy * (1.0 - point.prefill_share), jnp.maximum(point.step_s, 1e-6))
+    step_s = jnp.maximum(point.step_s * pools.decode.yielded, 1e-6)
+    decode = uniform_wait(pools.shared * busy * (1.0 - point.prefill_share), step_s)
     others = pools.chunked * point.prefill_share * (1.0 - 1.0 / pools.prefill_ways)
     return decode, uniform_wait(others, jnp.maximum(point.chunk_step_s, 1e-6))
 

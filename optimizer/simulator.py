@@ -91,7 +91,7 @@ class Ready:
     @property
     def fits(self) -> bool:
         """Whether weights and the longest sequence fit, and pools are shared in a way that can be simulated."""
-        if self["doubt_sides_apart"] or self["doubt_encoder"]:
+        if self["doubt_sides_apart"] or self["doubt_encoder"] or self["doubt_speculation"]:
             return False
         return self["excess_weights"] <= 0.0 and self["excess_kv_cache"] <= 0.0
 

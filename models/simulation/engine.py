@@ -469,6 +469,7 @@ def _start_decode(plan: Plan, s: State, r: int, now: float) -> None:
     engine, speed = s.engines[r], plan.decode
     engine.tokens, engine.step_s = 0.0, _decode_s(plan, s, r)
     growth = (speed.context * engine.batch + speed.selected_context * engine.growing) / (speed.ranks * speed.depth)
+    growth *= (1.0 + speed.drafts * speed.weights_share) / speed.yielded
     if plan.decode_split.apart:
         longer = engine.context + engine.batch, engine.selected + engine.growing
         growth = apart_decode_s(plan.decode_split, float(engine.batch), *longer) - engine.step_s

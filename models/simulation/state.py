@@ -45,6 +45,10 @@ class Speed(NamedTuple):
     sparse_topk: float
     ranks: float  # data-parallel ranks
     depth: int  # pipeline stages
+    drafts: float = 0.0  # tokens of a step and sequence beside the certain one (`breakeven.models.speculation`)
+    yielded: float = 1.0
+    layers_share: float = 0.0
+    weights_share: float = 0.0
 
 
 NO_SPEED = Speed(*[0.0] * 18, 1.0, 1.0, 1)  # type: ignore[call-arg]
