@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from breakeven.models.bundle import decode_step
 from breakeven.models.inputs import InputError
 from breakeven.models.llm import llms
 from breakeven.models.serving import evaluate
@@ -77,7 +78,6 @@ def test_off_changes_nothing_and_more_accepted_never_costs(make_study, tmp_path)
         assert found[:, 1] == pytest.approx(found[:, 0], rel=1e-6), name
         if name == "tpot_mean_s":
             assert (np.diff(found[:, 2:], axis=1) < 0.0).all() and (found[:, 3] < found[:, 0]).all()
-            assert (found[:, 4] > found[:, 0] / 4.0).all()  # at most four tokens a step, and drafts take time
     row = study.space.frame(ids[3:4]).iloc[0].to_dict() | {"cost_per_hour_usd": 1.0, "slo_attainment": 1.0}
     path = tmp_path / "one.yaml"
     path.write_text(deployment_yaml(study, row), encoding="utf-8")
@@ -90,8 +90,6 @@ def test_simulated_steps_are_those_of_the_model(make_study):
     resolved = resolve(study.space.deployment(np.array([0])), study.catalog)
     found = machines(resolved, study.workload, study.catalog)
     speed = plan(found, resolved, study.workload, study.catalog, Window(0.0, 1.0, 1.0)).decode
-    from breakeven.models.bundle import decode_step
-
     for batch, context in ((1.0, 900.0), (64.0, 30_000.0)):
         expected = decode_step(found.bundles[1], study.catalog.llm, np.array([batch]), np.array([context])).total_s[0]
         assert decode_s(speed, batch, batch * context, batch * context) == pytest.approx(float(expected), rel=1e-4)
