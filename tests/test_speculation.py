@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -91,5 +92,5 @@ def test_simulated_steps_are_those_of_the_model(make_study):
     found = machines(resolved, study.workload, study.catalog)
     speed = plan(found, resolved, study.workload, study.catalog, Window(0.0, 1.0, 1.0)).decode
     for batch, context in ((1.0, 900.0), (64.0, 30_000.0)):
-        expected = decode_step(found.bundles[1], study.catalog.llm, np.array([batch]), np.array([context])).total_s[0]
+        expected = decode_step(found.bundles[1], study.catalog.llm, jnp.array([batch]), jnp.array([context])).total_s[0]
         assert decode_s(speed, batch, batch * context, batch * context) == pytest.approx(float(expected), rel=1e-4)
