@@ -51,21 +51,23 @@ MODELS: dict[str, tuple[dict[str, Any], ...]] = {
         {"accelerators": "b200-sxm", "tensor_parallel": 1, "data_parallel": 4, "expert_parallel": True},
     ),
 }
+WITH_IMAGES = {"qwen3-vl-8b": ({"accelerators": "h100-sxm", "tensor_parallel": 1},)}  # of an encoder apart
 WORKLOADS = ("coding-agent", "tool-agent", "chat", "rag-docqa")
 
 
 def drawn(rng: np.random.Generator) -> dict[str, Any]:
     """A random deployment, without its load."""
-    llm, topology = str(rng.choice(list(MODELS))), str(rng.choice(list(TOPOLOGIES)))
-    pools = TOPOLOGIES[topology].pools
-    counts = {name: int(rng.integers(1, 9)) for name in pools}
-    own = {name if len(pools) > 1 else "shared": {"replicas": n} for name, n in counts.items()}
+    topology = str(rng.choice(list(TOPOLOGIES)))
+    images = TOPOLOGIES[topology].encode_apart
+    models = WITH_IMAGES if images else MODELS
+    llm = str(rng.choice(list(models)))
+    pools = {name: {"replicas": int(rng.integers(1, 9))} for name in TOPOLOGIES[topology].pools}
     return {
         "llm": llm,
-        "workload": str(rng.choice(WORKLOADS)),
+        "workload": "gui-agent" if images else str(rng.choice(WORKLOADS)),
         "space": {
-            **MODELS[llm][rng.integers(len(MODELS[llm]))],
-            **own,
+            **models[llm][rng.integers(len(models[llm]))],
+            "pools": pools,
             "topologies": [topology],
             "pipeline_parallel": int(rng.choice([1, 1, 2])),
             "weights": "fp8",

@@ -98,6 +98,9 @@ class Encode(NamedTuple):
     found_mean_s: Array  # of the mean call, link included, where the prefill does not count it
     lost_mean_s: Array
     link_s: Array  # of it on the link, prefix held
+    side: Coefficients
+    per_pass: Array  # images
+    image_link_s: Array  # of one image's embeddings, latency apart
 
 
 def encoding(
@@ -110,16 +113,17 @@ def encoding(
     llm, choice = catalog.llm, resolved.encode.choice
     pa, pf, da, df = (other.choice.pool == choice.pool for other in resolved.stages[1:])
     joined = pa | pf
-    side: Coefficients = jax.tree.map(
-        lambda leaf: leaf[:, None], encoder_coefficients(resolved.encode, llm, catalog.engine)
-    )
+    side = encoder_coefficients(resolved.encode, llm, catalog.engine)
+    wide: Coefficients = jax.tree.map(lambda leaf: leaf[:, None], side)
     budgeted = jnp.maximum(choice.token_budget / jnp.maximum(images.tokens, 1.0), 1.0)
-    per_pass = jnp.where(joined | da | df, budgeted, choice.max_batch)[:, None]
+    per_pass = jnp.where(joined | da | df, budgeted, choice.max_batch)
+    image_s = _embedding_s(resolved, llm, images) * jnp.where(pa, 0.0, 1.0)
 
     def of(nodes: PrefillNodes) -> _Encoded:
         count, pictured, weight = (_wide(x, choice.pool) for x in (nodes.images, nodes.pictured, nodes.weight))
-        time = encode_time(side, llm, images, count, pictured, per_pass)
-        moved_s = _embedding_s(resolved, llm, images, count, pictured) * jnp.where(pa, 0.0, 1.0)[:, None]
+        time = encode_time(wide, llm, images, count, pictured, per_pass[:, None])
+        latency_s = jnp.where(pa, 0.0, resolved.link_latency_s)
+        moved_s = pictured * latency_s[:, None] + count * image_s[:, None]
         return _Encoded(weight, pictured, time, moved_s)
 
     one, other, apart = of(found), of(lost), jnp.where(joined, 0.0, 1.0)
@@ -137,6 +141,9 @@ def encoding(
         found_mean_s=apart * one.mean_s + one.link_s,
         lost_mean_s=apart * other.mean_s + other.link_s,
         link_s=one.link_s,
+        side=side,
+        per_pass=per_pass,
+        image_link_s=image_s,
     )
 
 
@@ -175,14 +182,13 @@ def _wide(leaf: Array | None, like: Array) -> Array:
     return leaf if leaf.ndim > 1 else jnp.broadcast_to(leaf, (*like.shape, *leaf.shape))
 
 
-def _embedding_s(resolved: Resolved, llm: LLM, images: Images, count: Array, pictured: Array) -> Array:
-    """Seconds on the link of a call's embeddings, (n, nodes); every rank sends its part over its own port."""
+def _embedding_s(resolved: Resolved, llm: LLM, images: Images) -> Array:
+    """Seconds on the link of one image's embeddings, (n,); every rank sends its part over its own port."""
     e, p = resolved.encode, resolved.prefill_attention
     nic = jnp.minimum(e.hardware.nic_bytes_per_s, p.hardware.nic_bytes_per_s)
     port = jnp.minimum(resolved.link_bytes_per_s, jnp.where(resolved.link_through_nic > 0.5, nic, jnp.inf))
     ports = jnp.minimum(e.choice.tensor_parallel, p.choice.tensor_parallel)
-    size = BYTES * llm.encoder_token_elements * images.tokens
-    return pictured * resolved.link_latency_s[:, None] + count * (size / (ports * port))[:, None]
+    return BYTES * llm.encoder_token_elements * images.tokens / (ports * port)
 
 
 class EncodeLoad(NamedTuple):

@@ -51,8 +51,8 @@ class Doubts(NamedTuple):
     cache_unsettled: Array  # a surge of sessions tips it over for good, or the fixed point was not reached
     cache_short: Array  # more than 2 % of continued calls lose their prefix, 5 % where prefill is apart
     in_step: Array  # prefill and decode in a pool whose pipeline stages or data-parallel ranks keep step
-    sides_apart: Array  # attention apart from feed-forward layers, which is not simulated
-    encoder: Array  # images encoded outside the pools that prefill, which is not simulated
+    sides_apart: Array  # prefill and decode share a pool with one side apart or unlike, which is not simulated
+    encoder: Array  # images encoded in a pool that decodes and does not prefill, which is not simulated
 
 
 def pool_use(resolved: Resolved, busy: Busy) -> tuple[Array, ...]:
@@ -105,8 +105,10 @@ def limits_broken(
 
 
 def _sides_apart(resolved: Resolved) -> Array:
+    """Whether phases share pools with a side apart, other than by both sides at once."""
     pa, pf, da, df = (s.choice.pool for s in resolved.stages[1:])
-    return (pa != pf) | (da != df)
+    shared = (pa == da) | (pa == df) | (pf == da) | (pf == df)
+    return ((pa != pf) | (da != df)) & shared & ~((pa == da) & (pf == df))
 
 
 def doubts(
@@ -130,5 +132,5 @@ def doubts(
         cache_short=state.miss > jnp.where(pools.shared > 0.5, 0.02, 0.05),
         in_step=(pools.shared > 0.5) & (pools.prefill_ways > 1.0),
         sides_apart=_sides_apart(resolved),
-        encoder=jnp.zeros_like(tipped) if pools.encode is None else pools.encode.joined < 0.5,
+        encoder=jnp.zeros_like(tipped) if pools.encode is None else pools.encode.beside_decode > 0.5,
     )

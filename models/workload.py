@@ -56,6 +56,7 @@ class Images:
     patches: Leaf  # that the encoder computes, and that attend to one another
     tokens: Leaf  # of the prompt
     mean_per_call: Leaf  # new ones
+    reuse: Leaf  # share whose features an engine still holds
 
 
 @jax.tree_util.register_dataclass
@@ -254,7 +255,7 @@ def images_to_encode(sample: Sessions, media: Media | None) -> tuple[Encoded | N
 
 def _images(sample: Sessions, media: Media) -> Images:
     assert sample.images is not None
-    return Images(_leaf(media.patches), _leaf(media.tokens), _leaf(sample.images.mean()))
+    return Images(_leaf(media.patches), _leaf(media.tokens), _leaf(sample.images.mean()), _leaf(media.reuse))
 
 
 def _leaf(value: object) -> Leaf:

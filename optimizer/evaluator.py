@@ -241,8 +241,8 @@ DOUBTS = {
     "cache_unsettled": "a surge of sessions overturns the prefix cache for good",
     "cache_short": "more than 2 % of the prefixes evicted (5 % where prefill is apart)",
     "in_step": "prefill and decode in one pool of pipeline stages or data-parallel ranks",
-    "sides_apart": "attention and feed-forward layers apart, which is not simulated",
-    "encoder": "images encoded outside the pool that prefills, which is not simulated",
+    "sides_apart": "one side of prefill alone shares a pool with decode, which is not simulated",
+    "encoder": "images encoded in a decode pool, which is not simulated",
 }
 
 

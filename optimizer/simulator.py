@@ -98,8 +98,10 @@ class Ready:
 
     @property
     def fits(self) -> bool:
-        """Whether weights and the longest sequence fit, and each phase has one pool: else nothing can be simulated."""
-        return not self["doubt_sides_apart"] and self["excess_weights"] <= 0.0 and self["excess_kv_cache"] <= 0.0
+        """Whether weights and the longest sequence fit, and pools are shared in a way that can be simulated."""
+        if self["doubt_sides_apart"] or self["doubt_encoder"]:
+            return False
+        return self["excess_weights"] <= 0.0 and self["excess_kv_cache"] <= 0.0
 
     @property
     def live_sessions(self) -> float:

@@ -152,19 +152,35 @@ def fit(
     return x
 
 
+def _combinations(points: Sequence[Point]) -> tuple[int, NDArray[np.int64]]:
+    """(how many (model, accelerator) combinations there are, the number of each point's)."""
+    known = sorted({point.combination for point in points})
+    return len(known), np.array([known.index(point.combination) for point in points])
+
+
 def left_out(
-    task: Problem, points: Sequence[Point], weight: Floats, start: Floats, folds: int = 0, **options: Any
+    task: Problem, points: Sequence[Point], weight: Floats, start: Floats, jacobian: Floats, folds: int = 0
 ) -> Floats:
     """Residuals of each point by a fit that never saw its (model, accelerator) combination, (points, 2).
 
-    Each fold descends from `start`, the fit on all, with the derivative there.
+    Each fold descends from `start`, the fit on all, with the `jacobian` there.
     """
-    combinations = sorted({point.combination for point in points})
-    fold_of = {c: i % folds if folds else i for i, c in enumerate(combinations)}
-    fold = np.array([fold_of[point.combination] for point in points])
+    count, of_point = _combinations(points)
+    fold = of_point % (folds or count)
     out = np.full((len(points), 2), np.nan)
-    jacobian = task.jacobian(start)
     for k in sorted(set(fold)):
-        x = fit(task, weight * (fold != k)[:, None], start, jacobian=jacobian, **options)
+        x = fit(task, weight * (fold != k)[:, None], start, jacobian=jacobian)
         out[fold == k] = task.residuals(x)[fold == k]
     return out
+
+
+def resampled(
+    task: Problem, points: Sequence[Point], weight: Floats, start: Floats, jacobian: Floats, draws: int, seed: int = 0
+) -> Floats:
+    """x of fits to as many (model, accelerator) combinations drawn with replacement: a bootstrap, (draws, parameters).
+
+    Points of one combination share its errors, so combinations are drawn, not points. Each fit descends from `start`.
+    """
+    count, of_point = _combinations(points)
+    times = np.random.default_rng(seed).multinomial(count, np.full(count, 1.0 / count), draws)
+    return np.stack([fit(task, weight * n[of_point][:, None], start, jacobian=jacobian) for n in times])

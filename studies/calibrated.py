@@ -22,11 +22,13 @@ from breakeven.studies.calibrate import (
     left_out,
     parameters,
     problem,
+    resampled,
     with_values,
 )
 from breakeven.studies.measured import Point
 
 FEWEST = 20  # points, of at least two combinations
+DRAWS = 30  # of a bootstrap
 SIGNIFICANT = 3  # digits of a fitted value
 
 
@@ -40,6 +42,7 @@ class Calibration:
     fill: Floats  # concurrency over capacity, before the fit
     seen: Floats  # residuals of the fit on all
     unseen: Floats  # residuals by fits that left the point's combination out
+    draws: Floats  # values of fits to resampled combinations over `values`, (draws, the first of them)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -74,8 +77,16 @@ class Calibration:
             f"{len(self.points)} points, each pair of model and accelerator left out of the fit in turn",
         )
 
+    @property
+    def factors(self) -> pd.DataFrame:
+        """calibration_draws.csv: a line a parameter, with its values over the fitted one in fits to resampled pairs."""
+        drawn = self.moved[: self.draws.shape[1]]
+        names = pd.DataFrame({"field": [p.field for p in drawn], "engines": [" ".join(p.owners) for p in drawn]})
+        return pd.concat([names, pd.DataFrame(self.draws.T)], axis=1)
+
     def save(self, folder: Path) -> None:
-        """Write engines.toml with the fitted values, and errors.csv."""
+        """Write engines.toml with the fitted values, what is uncertain about them, and errors.csv."""
+        self.factors.to_csv(folder / "calibration_draws.csv", index=False, float_format="%.3g")
         (folder / "engines.toml").write_text(fitted_file(self), encoding="utf-8")
         (folder / "residuals.toml").write_text(self.residuals, encoding="utf-8")
         self.errors.to_csv(folder / "errors.csv", index=False, float_format="%.5g")
@@ -102,14 +113,16 @@ def calibrate(points: Sequence[Point], folds: int = 0) -> Calibration:
     task = problem(used, moved, given=with_priors(given))
     weight = np.repeat((fill < SETTINGS["most_fill"]).astype(float)[:, None], 2, axis=1)
     x = fit(task, weight)
-    unseen = left_out(task, used, weight, x, folds)
+    jacobian = task.jacobian(x)
+    unseen = left_out(task, used, weight, x, jacobian, folds)
+    drawn = resampled(task, used, weight, x, jacobian, DRAWS)
     values = np.array([p.prior for p in moved]) * np.exp(x)
     base = with_values(with_priors(given), moved, values)
     memory = parameters("memory")
     room = problem(used, memory, given=base)
     y = fit(room, np.repeat((fill >= SETTINGS["most_fill"]).astype(float)[:, None], 2, axis=1))
     everything = np.concatenate([values, np.array([p.prior for p in memory]) * np.exp(y)])
-    return Calibration(tuple(used), moved + memory, everything, fill, room.residuals(y), unseen)
+    return Calibration(tuple(used), moved + memory, everything, fill, room.residuals(y), unseen, np.exp(drawn - x))
 
 
 def with_priors(given: Inputs) -> Inputs:

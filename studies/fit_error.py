@@ -1,17 +1,21 @@
 """How sure the calibration is: draws of its coefficients, and of what it misses on hardware it has not seen."""
 
+import csv
+import functools
+import io
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from breakeven.models.catalog import table
+from breakeven.models.catalog import table, text
 from breakeven.models.kernel_curves import provenance
 from breakeven.models.variation import Input
 from breakeven.studies.calibrate import SETTINGS
 from breakeven.studies.study import Study
 
 Floats = NDArray[np.float64]
+UNTOLD = 1e-3  # of a logarithm: a term that resampling does not move stays at its prior, and is as unsure
 TO_SD = 0.6745  # the median of |error| over its standard deviation, of a normal one
 
 
@@ -19,7 +23,7 @@ def log_sd(study: Study, each: Input) -> float:
     """Standard deviation of the logarithm of a calibrated input; 0 where it is not calibrated.
 
     A kernel's is that of its fit (`errors` in kernels.toml); an engine term's the one calibration.toml allows it, which
-    the fit can only narrow.
+    the fit can only narrow (used where no bootstrap tells of it).
     """
     if each.part == "kernels" and each.row is not None:
         row = provenance(study.names.accelerators[each.row].generation, each.fields[0])[2]
@@ -28,11 +32,32 @@ def log_sd(study: Study, each: Input) -> float:
     return float(terms.get(each.fields[0], {}).get("sd", 0.0)) if each.fields else 0.0
 
 
+@functools.cache
+def _resampled(engine: str) -> dict[str, Floats]:
+    """Field of an engine -> its values over the fitted one in fits to resampled (model, accelerator) pairs, where
+    these points tell of it."""
+    rows = csv.reader(io.StringIO(text("calibration_draws.csv")))
+    next(rows)
+    of_engine = {field: np.array(values, float) for field, engines, *values in rows if engine in engines.split()}
+    return {field: values for field, values in of_engine.items() if np.std(np.log(values)) > UNTOLD}
+
+
 def coefficient_draws(study: Study, inputs: Sequence[Input], draws: int, seed: int) -> Floats:
-    """Factors of the inputs under independent lognormal errors of every calibrated coefficient, (draws, inputs)."""
+    """Factors of the inputs under the error of every calibrated coefficient, (draws, inputs).
+
+    What the engine adds comes from a bootstrap of its fit (`breakeven calibrate`, calibration_draws.csv): one resampled
+    fit a draw, so that terms which stand in for one another move together. Kernel curves, the memory fields and terms
+    that no measured point tells of have independent lognormal errors.
+    """
     rng = np.random.default_rng(seed)
     sd = np.array([log_sd(study, each) for each in inputs])
-    return np.exp(rng.standard_normal((draws, len(inputs))) * sd)
+    factors = np.exp(rng.standard_normal((draws, len(inputs))) * sd)
+    known = _resampled(study.engine_name)
+    fit = rng.integers(min(map(len, known.values())), size=draws) if known else None
+    for i, each in enumerate(inputs):
+        if each.part == "engine" and each.fields and each.fields[0] in known:
+            factors[:, i] = known[each.fields[0]][fit]
+    return factors
 
 
 def misses(inputs: Sequence[Input], draws: int, seed: int) -> Floats:

@@ -71,9 +71,10 @@ def simulate_deployment(
 
 
 def fitting(ready: Ready, title: str) -> Ready:
-    """The candidate, if its weights and the longest sequence fit and each phase has one pool. Raises InputError."""
-    if ready["doubt_sides_apart"]:
-        raise InputError("deployment", title, "a topology whose attention and feed-forward layers share a pool")
+    """The candidate, if its weights and the longest sequence fit and its pools can be simulated. Raises InputError."""
+    if ready["doubt_sides_apart"] or ready["doubt_encoder"]:
+        allowed = "a topology whose decode shares no pool with prefill or the encoder, or both its sides with prefill's"
+        raise InputError("deployment", title, allowed)
     if not ready.fits:
         reason = table(ready.simulator.evaluator, np.array([0], np.int64))["reason"].iloc[0]
         raise InputError("deployment", title, f"one that fits: {reason}")

@@ -77,7 +77,7 @@ def test_seconds_of_an_image_are_a_roofline(one):
     resolved, made = one("llm=qwen3-vl-8b", accelerators="h100-sxm", tensor_parallel=1)
     llm: LLM = made.catalog.llm
     side = encoder_coefficients(resolved.encode, llm, made.catalog.engine)
-    image = Images(jnp.float32(4000.0), jnp.float32(1000.0), jnp.float32(1.0))
+    image = Images(*(jnp.float32(x) for x in (4000.0, 1000.0, 1.0, 0.0)))
     alone, two = (
         encode_time(side, llm, image, jnp.array([n]), jnp.ones(1), jnp.ones(1)).total_s[0] for n in (1.0, 2.0)
     )

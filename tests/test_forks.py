@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -34,7 +35,7 @@ def test_a_session_waits_for_the_longest_of_its_sub_agents() -> None:
     built, plain = (workload(session_spec(w), 131_072, sessions=2000) for w in (AGENTS, "tool-agent"))
     thinks = float(plain.calls_per_session) - 1.0
     assert float(built.calls_per_session) == pytest.approx(1.0 + thinks * (1.0 + 0.2 * 12.0), rel=0.02)
-    added = float(built.session_s(np.float32(5.0), np.float32(4.0)) - plain.session_s(np.float32(5.0))) / thinks
+    added = float(built.session_s(jnp.float32(5.0), jnp.float32(4.0)) - plain.session_s(jnp.float32(5.0))) / thinks
     assert built.forks is not None
     gap, spread = float(built.forks.tool_gap_s), float(built.forks.tool_gap_var_s)
     sums = np.random.default_rng(0).normal(20.0 + 3.0 * gap, (16.0 + 3.0 * spread) ** 0.5, (200_000, 3))

@@ -12,7 +12,7 @@ from breakeven.models.bundle import Bundle, decode_step, prefill_call
 from breakeven.models.performance import performance
 from breakeven.models.serving import evaluate
 from breakeven.models.simulation import Bounds, Load, Window, machines, plan, traffic
-from breakeven.models.simulation.step_times import decode_s, mixed_s
+from breakeven.models.simulation.step_times import apart_decode_s, apart_prefill_s, decode_s, mixed_s
 from breakeven.models.tables import resolve
 from breakeven.optimizer.verify import Verification
 from breakeven.studies.study import Study
@@ -70,6 +70,27 @@ def test_step_times_are_those_of_the_model(llm: str, depth: int, ranks: int) -> 
         assert simulated == pytest.approx(float(expected), rel=1e-4)
 
 
+def test_step_times_of_sides_apart_are_those_of_the_model() -> None:
+    """A decode step and a prefill of a chunk on four attention and two feed-forward engines, two micro-batches."""
+    pools: dict[str, Any] = {"attention": {"replicas": 4}, "ffn": {"replicas": 2, "tensor_parallel": 4}}
+    made = study(llm="deepseek-v3", topologies="pdaf", token_budget=65536, micro_batches=2, **pools)
+    resolved = resolve(made.space.deployment(np.array([0])), made.catalog)
+    found = machines(resolved, made.workload, made.catalog)
+    ready = plan(found, resolved, made.workload, made.catalog, Window(0.0, 1.0, 1.0))
+    prefill, decode = found.bundles
+    assert (ready.prefill_engines, ready.decode_engines, ready.prefill.depth) == (2, 2, 2)
+    for batch, context in ((3.0, 900.0), (64.0, 30_000.0), (512.0, 4_000.0)):
+        simulated = apart_decode_s(ready.decode_split, batch, batch * context, batch * context)
+        expected = decode_step(decode, made.catalog.llm, jnp.array([batch]), jnp.array([context])).total_s[0]
+        assert simulated == pytest.approx(float(expected), rel=1e-4)
+    for tokens, context in ((50.0, 5_000.0), (4_000.0, 4_000.0), (30_000.0, 60_000.0)):
+        pairs = tokens * (context - 0.5 * tokens)
+        simulated = apart_prefill_s(ready.prefill_split, tokens, pairs, pairs, context, 1.0)
+        u, q, c = (jnp.array([[x]]) for x in (tokens, pairs, context))
+        time = prefill_call(prefill, made.catalog.llm, u, q, c, jnp.array([65536.0]))
+        assert simulated == pytest.approx((float(time.alone.total_s[0, 0]), float(time.busy_s[0, 0])), rel=1e-3)
+
+
 def test_sessions_in_progress_at_the_beginning_are_those_of_the_steady_state() -> None:
     """As many as Little's law says, half of their calls behind them, and as many calls a second as offered."""
     made = study(topologies="chunked")
@@ -88,6 +109,7 @@ def test_sessions_in_progress_at_the_beginning_are_those_of_the_steady_state() -
     assert np.array_equal(calls["prompt"], again.calls["prompt"])
 
 
+SCREENS = {"llm": "qwen3-vl-8b", "tensor_parallel": 1, "workload": "gui-agent"}
 GRID = [
     pytest.param({"topologies": "colocated", "replicas": 4}, 0.04, 0.04, id="colocated"),
     pytest.param({"topologies": "colocated", "replicas": 8}, 0.05, 0.04, id="colocated-idle"),
@@ -103,6 +125,8 @@ GRID = [
     pytest.param(
         {"topologies": "pd", "replicas": 4, "routing": "balanced", "workload": "rag-docqa"}, 2.0, 0.05, id="rag"
     ),
+    # Transfers and steps both grow with the prompt here: bounds on both are met together more often than by chance.
+    pytest.param({"topologies": "E | PA PF | DA | DF", "replicas": 2, **SCREENS}, 0.4, 0.08, id="encoder-afd"),
     pytest.param({"topologies": "pd", "replicas": 4, "routing": "random", "workload": "chat"}, 1.0, 0.05, id="random"),
     pytest.param({"topologies": "pd", "replicas": 4, "routing": "prefix-aware"}, 0.03, 0.05, id="prefix-aware"),
 ]

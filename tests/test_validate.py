@@ -11,7 +11,7 @@ from test_measured import DUMP, ROW, points
 
 from breakeven.studies import cli
 from breakeven.studies.benchmark import inputs, predict_jitted
-from breakeven.studies.calibrate import Parameter, Problem, fit, left_out, parameters, with_values
+from breakeven.studies.calibrate import Parameter, Problem, fit, left_out, parameters, resampled, with_values
 from breakeven.studies.calibrated import Calibration, fitted_file, summary
 from breakeven.studies.measured_files import read_points
 from breakeven.studies.validate import counted, coverage, errors, predictions, report, spearman
@@ -106,8 +106,9 @@ def test_fit_finds_the_truth_that_data_tell_and_stays_at_the_prior_where_they_do
     assert fit(outliers, np.ones((2000, 2)))[:2] == pytest.approx([0.3, -0.2], abs=0.05)
 
 
-def test_left_out_combinations_are_judged_by_fits_that_never_saw_them():
-    """One combination says x = 0.4, the other x = 0: each is predicted by the other's truth."""
+def test_combinations_are_judged_by_fits_that_never_saw_them_and_resampled_as_a_whole():
+    """One combination says x = 0.4, the other x = 0: each is predicted by the other's truth; drawn twice of two, a fit
+    sees one of them alone in half of the draws."""
     two = points({"id": "a"}, {"id": "b", "system": "b200_sxm"}) * 400
     truth = np.where([p.accelerator == "h200-sxm" for p in two], 0.4, 0.0)
     one_parameter = (Parameter("engine", "f", ("vllm",), 1.0, 1.0),)
@@ -116,7 +117,10 @@ def test_left_out_combinations_are_judged_by_fits_that_never_saw_them():
         lambda x: np.repeat((x[0] - truth)[:, None], 2, axis=1),
         lambda _: np.ones((len(two), 2, 1)),
     )
-    found = left_out(task, two, np.ones((len(two), 2)), np.zeros(1))
+    given = task, two, np.ones((len(two), 2)), np.zeros(1), task.jacobian(np.zeros(1))
+    drawn = np.round(resampled(*given, draws=40)[:, 0], 1)
+    assert set(drawn) == {0.0, 0.2, 0.4} and 10 <= np.sum(drawn == 0.2) <= 30
+    found = left_out(*given)
     assert found[:, 0] == pytest.approx(np.where(truth > 0.0, -0.4, 0.4), abs=0.05)
 
 
@@ -125,11 +129,12 @@ def test_fitted_files_keep_everything_but_the_values(tmp_path):
     values = np.array([p.prior for p in moved]) * 1.25
     two = tuple(points({"id": "a"}, {"id": "b", "backend": "sglang"}))
     zero = np.zeros((2, 2))
-    found = Calibration(two, moved, values, np.zeros(2), zero, zero + 0.1)
+    found = Calibration(two, moved, values, np.zeros(2), zero, zero + 0.1, np.full((3, 2), 1.1))
     engines = fitted_file(found)
     assert "layer_s = 1e-05" in engines and 'scheduler = "chunked"' in engines and "on 1 published" in engines
     found.save(tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"engines.toml", "errors.csv", "parameters.csv", "residuals.toml"}
+    written = {"engines.toml", "errors.csv", "parameters.csv", "residuals.toml", "calibration_draws.csv"}
+    assert {p.name for p in tmp_path.iterdir()} == written
     assert summary(zero + jnp.log(1.1), np.array([True, False]))["tpot_mape"] == pytest.approx(0.1, rel=1e-5)
 
 

@@ -37,6 +37,7 @@ from breakeven.models.simulation.state import (
     ARRIVAL,
     CHUNKED,
     COLOCATED,
+    ENCODED,
     HIT,
     MISSED,
     OPENING,
@@ -50,7 +51,7 @@ from breakeven.models.simulation.state import (
     Records,
     State,
 )
-from breakeven.models.simulation.step_times import decode_s, mixed_s
+from breakeven.models.simulation.step_times import apart_decode_s, apart_prefill_s, decode_s, encode_s, mixed_s
 
 
 @compiled
@@ -259,12 +260,45 @@ def _arrive(plan: Plan, s: State, c: int, now: float) -> int:
         session.where = r
     call.prefill_engine = r
     s.engines[r].load += 1
-    level = _level(plan, s, c, r)
+    if plan.encode.engines > 0 and _encode(plan, s, c, now):
+        return r
+    _find(plan, s, c, now)
+    return r
+
+
+@compiled
+def _encode(plan: Plan, s: State, c: int, now: float) -> bool:
+    """Send a call's images to the encoder of its own that is free first; False if it has none to encode."""
+    encode = plan.encode
+    images = _images(plan, s, c, _level(plan, s, c, s.calls[c].prefill_engine) >= 0)
+    taken_s = encode_s(encode, images)
+    if taken_s <= 0.0:
+        return False
+    k = 0
+    for i in range(encode.engines):
+        if s.encoders[i] < s.encoders[k]:
+            k = i
+    s.encoders[k] = max(now, s.encoders[k]) + taken_s
+    sent_s = encode.link_latency_s + encode.link_image_s * images * (1.0 - encode.reuse)
+    push_event(s, s.encoders[k] + sent_s, ENCODED, c, 0)
+    return True
+
+
+@compiled
+def _images(plan: Plan, s: State, c: int, held: bool) -> float:
+    """Images of a call to encode: those that are new, or all of its prompt where its prefix is lost."""
+    call = s.calls[c]
+    return call.images_found if held or call.first else call.images_held
+
+
+@compiled
+def _find(plan: Plan, s: State, c: int, now: float) -> None:
+    """Let a call whose images are encoded wait for its engine, or for its prefix."""
+    level = _level(plan, s, c, s.calls[c].prefill_engine)
     if level > 0:
         _read_back(plan, s, c, level, now)
     else:
         _wait(plan, s, c, now)
-    return r
 
 
 @compiled
@@ -345,6 +379,8 @@ def _begin(plan: Plan, s: State, r: int, c: int, now: float) -> bool:
     if call.preempted == 0:
         call.prefill_start_s = now
         call.left = call.hit_tokens if held else call.missed_tokens
+        if plan.encode.engines == 0:
+            engine.encoding_s += encode_s(plan.encode, _images(plan, s, c, held))
     else:
         kept = session.tokens if session.resumes else 0.0
         call.left = call.prompt + call.written - call.shared - kept
@@ -384,7 +420,7 @@ def _slot(plan: Plan, s: State, r: int, riding: float, start_s: float) -> float:
     room = plan.token_budget * speed.ranks - riding * engine.batch
     tokens = pairs = selected = read = largest = 0.0
     first, latest, count = -1, -1, 0
-    before, c = -1, engine.head
+    before, c, engine.encoding_s = -1, engine.head, 0.0
     while c >= 0 and room > 0.0:
         if not calls[c].begun and not _begin(plan, s, r, c, start_s):
             break
@@ -412,11 +448,16 @@ def _slot(plan: Plan, s: State, r: int, riding: float, start_s: float) -> float:
     engine.tokens += tokens
     share = max(1.0 / speed.ranks, largest / tokens)
     beside = riding * engine.batch, riding * engine.context, riding * engine.selected
-    taken_s = mixed_s(speed, *beside, tokens, pairs, selected, read, count, share)
+    if plan.prefill_split.apart:
+        alone_s, taken_s = apart_prefill_s(plan.prefill_split, tokens, pairs, selected, read, float(count))
+    else:
+        taken_s = mixed_s(speed, *beside, tokens, pairs, selected, read, float(count), share)
+        alone_s = taken_s
+    alone_s, taken_s = alone_s + engine.encoding_s, taken_s + engine.encoding_s * speed.depth
     if speed.depth == 1:
         engine.done = first
         return taken_s
-    engine.through_s = max(start_s + taken_s, engine.through_s + taken_s / speed.depth)
+    engine.through_s = max(start_s + alone_s, engine.through_s + taken_s / speed.depth)
     if first >= 0:
         push_event(s, engine.through_s, PREFILLED, first, 0)
     return taken_s
@@ -426,6 +467,8 @@ def _slot(plan: Plan, s: State, r: int, riding: float, start_s: float) -> float:
 def _decode_s(plan: Plan, s: State, r: int) -> float:
     """A step of an engine's whole batch: as long as a micro-batch takes through all stages of its pipeline."""
     engine, share = s.engines[r], 1.0 / plan.decode.depth
+    if plan.decode_split.apart:
+        return apart_decode_s(plan.decode_split, float(engine.batch), engine.context, engine.selected)
     return decode_s(plan.decode, share * engine.batch, share * engine.context, share * engine.selected)
 
 
@@ -458,14 +501,17 @@ def _start_decode(plan: Plan, s: State, r: int, now: float) -> None:
     """Start a pass that jumps to the next step at which the batch changes."""
     engine, speed = s.engines[r], plan.decode
     engine.tokens, engine.step_s = 0.0, _decode_s(plan, s, r)
-    growth = speed.context * engine.batch + speed.selected_context * engine.growing
+    growth = (speed.context * engine.batch + speed.selected_context * engine.growing) / (speed.ranks * speed.depth)
+    if plan.decode_split.apart:
+        longer = engine.context + engine.batch, engine.selected + engine.growing
+        growth = apart_decode_s(plan.decode_split, float(engine.batch), *longer) - engine.step_s
     steps = s.keys[r, 0].step - engine.steps
     if plan.preempts:
         free = engine.capacity - engine.reserved - plan.shared_prefix - s.caches[0, r].idle + resumable(s, r)
         steps = min(steps, 1 + int(max(free, 0.0) / engine.batch))
     # Behind prefill in the pipeline, the first micro-batch gets through right after it.
     start_s = max(now, engine.through_s - engine.step_s * (1.0 - 1.0 / speed.depth)) if engine.prefills else now
-    _launch(s, r, steps, growth / (speed.ranks * speed.depth), start_s)
+    _launch(s, r, steps, growth, start_s)
 
 
 @compiled
@@ -551,9 +597,9 @@ def _prefilled(plan: Plan, s: State, r: int, c: int, now: float) -> None:
         engine.load -= 1
         duration = plan.link_latency_s + plan.link_token_s * call.prompt
         call.transfer_s = max(now, engine.link_free_s)
-        engine.link_free_s = call.transfer_s + duration
+        engine.link_free_s = call.transfer_s + duration / plan.link_ways
         engine.link_busy_s += _overlap(plan, call.transfer_s, engine.link_free_s)
-        push_event(s, engine.link_free_s, TRANSFERRED, c, 0)
+        push_event(s, call.transfer_s + duration, TRANSFERRED, c, 0)
         return
     call.decode_engine = r
     if call.written == 0.0:
@@ -617,6 +663,9 @@ def _take(plan: Plan, s: State, kind: int, index: int, now: float) -> None:
     elif kind == RELOADED:
         r = s.calls[index].prefill_engine
         _wait(plan, s, index, now)
+    elif kind == ENCODED:
+        r = s.calls[index].prefill_engine
+        _find(plan, s, index, now)
     else:
         r = _arrive(plan, s, index, now)
     _work(plan, s, r, now)

@@ -7,10 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from breakeven.models.memory import pool_memory
-from breakeven.models.pools import StageCoefficients, coefficients, kv_transfer_s, pools, request_s
+from breakeven.models.bundle import Bundle
+from breakeven.models.deployment import Stage
+from breakeven.models.encoder import Encode
+from breakeven.models.pools import StageCoefficients, kv_transfer_s, pools, request_s
+from breakeven.models.pools import machines as bundles
 from breakeven.models.reload import Reload, prefix_tokens
-from breakeven.models.simulation.state import CHUNKED, COLOCATED, NO_TIER, SPLIT, Plan, Speed, TierPlan
+from breakeven.models.simulation.state import (
+    CHUNKED,
+    COLOCATED,
+    NO_TIER,
+    SPLIT,
+    EncodePlan,
+    Plan,
+    Speed,
+    SplitPlan,
+    TierPlan,
+)
 from breakeven.models.tables import Catalog, Resolved
 from breakeven.models.tiers import LEVELS
 from breakeven.models.workload import Workload
@@ -19,16 +32,25 @@ from breakeven.models.workload import Workload
 class Machines(NamedTuple):
     """Candidates, each leaf of shape (n,)."""
 
-    prefill: StageCoefficients
-    decode: StageCoefficients
-    prefill_capacity: Array  # tokens of one engine
+    bundles: tuple[Bundle, Bundle]  # of prefill, of decode
+    prefill_capacity: Array  # tokens of one bundle
     decode_capacity: Array
+    max_batch: Array  # of one bundle
     link_latency_s: Array
     link_token_s: Array
     request_s: Array
     first_chunk_s: Array  # at most 0: what a measured constant of TTFT takes from the time to the first chunk
     reload: Reload | None
     reload_tokens: Array  # of a continued call's prefix, mean
+    encode: Encode | None
+
+    @property
+    def prefill(self) -> StageCoefficients:
+        return self.bundles[0].attention, self.bundles[0].ffn
+
+    @property
+    def decode(self) -> StageCoefficients:
+        return self.bundles[1].attention, self.bundles[1].ffn
 
 
 class Window(NamedTuple):
@@ -45,20 +67,22 @@ class Window(NamedTuple):
 def machines(resolved: Resolved, workload: Workload, catalog: Catalog) -> Machines:
     """What the load does not change, of a batch of candidates."""
     llm, engine, kv = catalog.llm, catalog.engine, resolved.kv_bytes_per_element
-    p, d = resolved.prefill_attention, resolved.decode_attention
+    found = pools(resolved, workload, catalog)
     # Beyond windows and recurrent state a transfer grows by as much with every token.
     context = llm.max_context * jnp.array([[0.5, 1.0]])
     times = kv_transfer_s(resolved, catalog, jnp.broadcast_to(context, (kv.shape[0], 2)))
     per_token = (times[:, 1] - times[:, 0]) / (context[0, 1] - context[0, 0])
     return Machines(
-        *coefficients(resolved, catalog),
-        pool_memory(resolved, p, llm, engine, workload.mean_prompt).capacity_tokens,
-        pool_memory(resolved, d, llm, engine, workload.decode_context).capacity_tokens,
+        bundles(resolved, catalog, jnp.sqrt(workload.decode_context_var)),
+        found.prefill_memory.capacity_tokens,
+        found.decode_memory.capacity_tokens,
+        found.max_batch,
         jnp.maximum(times[:, 1] - context[0, 1] * per_token, 0.0),
         per_token,
         *request_s(resolved, workload, engine),
-        pools(resolved, workload, catalog).reload,
+        found.reload,
         prefix_tokens(workload),
+        found.encode,
     )
 
 
@@ -67,32 +91,83 @@ def _number(leaf: Any, i: int) -> float:
     return float(values[i if len(values) > 1 else 0])
 
 
-def _speed(stages: StageCoefficients, choice: Any, catalog: Catalog, i: int) -> Speed:
-    a, f = (jax.tree.map(lambda leaf: _number(leaf, i), stage) for stage in stages)
+def _speed(stages: tuple[Any, ...], ranks: float, depth: float, catalog: Catalog, i: int) -> Speed:
+    """Stages on one engine: both sides, or one of them; parts that none of them has are 0."""
+
+    def of(name: str) -> float:
+        parts = [getattr(stage, name) for stage in stages]
+        return sum(_number(part, i) for part in parts if part is not None)
+
     llm = catalog.llm
     share = min(_number(llm.experts_active, 0) / max(_number(llm.experts, 0), 1.0), 0.999999)
     return Speed(
-        step=a.step_s + f.step_s + a.collective_s + f.collective_s,
-        attention_weight=a.projection_s,
-        attention_token=a.projection_token_s,
-        ffn_weight=f.weight_s,
-        ffn_token=f.token_s,
-        expert=f.expert_s,
-        expert_token=f.expert_token_s,
-        permute_token=f.permute_token_s,
+        step=of("step_s") + of("collective_s"),
+        attention_weight=of("projection_s"),
+        attention_token=of("projection_token_s"),
+        ffn_weight=of("weight_s"),
+        ffn_token=of("token_s"),
+        expert=of("expert_s"),
+        expert_token=of("expert_token_s"),
+        permute_token=of("permute_token_s"),
         log_expert_miss=float(np.log1p(-share)),
-        collective_token=a.collective_token_s + f.collective_token_s + a.activation_token_s + f.activation_token_s,
-        collective_root=a.collective_root_s + f.collective_root_s,
-        sequence=(a.sequence_s + f.sequence_s) / _number(choice.data_parallel, i),
-        context=a.context_s,
-        selected_context=a.selected_context_s,
-        prefill_context=a.prefill_context_s,
-        pair=a.pair_s,
-        selected_pair=a.selected_pair_s,
-        query=a.query_s,
+        collective_token=of("collective_token_s") + of("activation_token_s"),
+        collective_root=of("collective_root_s"),
+        sequence=of("sequence_s") / ranks,
+        context=of("context_s"),
+        selected_context=of("selected_context_s"),
+        prefill_context=of("prefill_context_s"),
+        pair=of("pair_s"),
+        selected_pair=of("selected_pair_s"),
+        query=of("query_s"),
         sparse_topk=_number(llm.sparse_topk, 0),
-        ranks=_number(choice.data_parallel, i),
-        depth=int(_number(choice.pipeline_parallel, i)),
+        ranks=ranks,
+        depth=round(depth),
+    )
+
+
+def _phase(machine: Bundle, choice: Stage, catalog: Catalog, i: int) -> tuple[Speed, SplitPlan]:
+    """(one engine that does both sides, the bundle where they stand apart). A bundle prefills on all its attention
+    engines at once, as a pipeline does on its groups."""
+    ranks, depth = _number(choice.data_parallel, i), _number(choice.pipeline_parallel, i)
+    sides = machine.attention, machine.ffn
+    split = machine.split
+    if split is None or _number(split.apart, i) < 0.5:
+        return _speed(sides, ranks, depth, catalog, i), SplitPlan(False)
+    ways = _number(machine.ways, i)
+    ffn_ranks = _number(split.ffn_ranks, i)
+    plan = SplitPlan(
+        apart=True,
+        attention=_speed(sides[:1], ranks, 1.0, catalog, i),
+        ffn=_speed(sides[1:], ffn_ranks, 1.0, catalog, i),
+        micro_batches=_number(split.micro_batches, i),
+        workers=_number(split.workers, i),
+        ffn_engines=_number(split.ffn_engines, i),
+        pipeline=depth,
+        ffn_pipeline=_number(split.ffn_pipeline, i),
+        straggle_tokens=_number(split.straggle_tokens, i),
+        handoff_s=_number(split.handoff_s, i),
+        dispatch_token=_number(split.dispatch_token_s, i),
+        combine_token=_number(split.combine_token_s, i),
+        worker_ports=_number(split.worker_ports, i),
+        ways=ways,
+    )
+    return _speed(sides, 1.0, ways, catalog, i), plan
+
+
+def _encode(found: Machines, resolved: Resolved, workload: Workload, catalog: Catalog, i: int) -> EncodePlan:
+    """The vision encoder of candidate `i`."""
+    encode, images = found.encode, workload.images
+    if encode is None or images is None:
+        return EncodePlan(0)
+    joined = _number(encode.joined, i) > 0.5
+    return EncodePlan(
+        engines=0 if joined else round(_number(encode.engines, i)),
+        speed=_speed((encode.side,), 1.0, 1.0, catalog, i),
+        patches=_number(images.patches, 0),
+        per_pass=_number(encode.per_pass, i),
+        reuse=_number(images.reuse, 0),
+        link_latency_s=_number(resolved.link_latency_s, i),
+        link_image_s=_number(encode.image_link_s, i),
     )
 
 
@@ -117,14 +192,18 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
     p, d = resolved.prefill_attention.choice, resolved.decode_attention.choice
     split = _number(p.pool, i) != _number(d.pool, i)
     joint = CHUNKED if _number(p.chunked, i) > 0.5 else COLOCATED
+    (prefill, prefill_split), (decode, decode_split) = (
+        _phase(machine, choice, catalog, i) for machine, choice in zip(found.bundles, (p, d), strict=True)
+    )
+    engines = [round(_number(machine.count, i)) for machine in found.bundles]
     return Plan(
         mode=SPLIT if split else joint,
-        prefill_engines=int(_number(p.replicas, i)),
-        decode_engines=int(_number(d.replicas, i)) if split else 0,
-        prefill=_speed(found.prefill, p, catalog, i),
-        decode=_speed(found.decode, d, catalog, i),
+        prefill_engines=engines[0],
+        decode_engines=engines[1] if split else 0,
+        prefill=prefill,
+        decode=decode,
         token_budget=_number(p.token_budget, i),
-        max_batch=int(_number(d.max_batch, i)),
+        max_batch=round(_number(found.max_batch, i)),
         prefill_capacity=_number(found.prefill_capacity, i),
         decode_capacity=_number(found.decode_capacity, i),
         shared_prefix=_number(workload.shared_prefix_tokens, 0),
@@ -141,5 +220,9 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         first_chunk_s=_number(found.first_chunk_s, i),
         cache_ttl_s=_number(workload.cache_ttl_s, 0),
         preempts=not split and _number(catalog.engine.preempts, 0) > 0.5,
+        prefill_split=prefill_split,
+        decode_split=decode_split,
+        link_ways=_number(found.bundles[0].workers, i),
+        encode=_encode(found, resolved, workload, catalog, i),
         **_tiers(found, resolved, i),
     )

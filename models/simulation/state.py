@@ -10,7 +10,14 @@ import numpy as np
 Records = Any  # np.recarray, whose fields are attributes
 
 COLOCATED, CHUNKED, SPLIT = 0, 1, 2  # prefill first; prefill in chunks that ride with decode; pools apart
-PREFILLED, PASS, TRANSFERRED, ARRIVAL, RELOADED = 0, 1, 2, 3, 4  # kinds of event, in the order taken at one time
+PREFILLED, PASS, TRANSFERRED, ARRIVAL, RELOADED, ENCODED = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+)  # kinds of event, in the order taken at one time
 MISSED, HIT, OPENING, READ = 0, 1, 2, 3  # what a call found of its prefix; OPENING: none yet, READ: in a lower tier
 
 
@@ -38,6 +45,40 @@ class Speed(NamedTuple):
     sparse_topk: float
     ranks: float  # data-parallel ranks
     depth: int  # pipeline stages
+
+
+NO_SPEED = Speed(*[0.0] * 18, 1.0, 1.0, 1)  # type: ignore[call-arg]
+
+
+class SplitPlan(NamedTuple):
+    """Attention and feed-forward engines of a bundle that stand apart (`breakeven.models.bundle`), for one phase."""
+
+    apart: bool
+    attention: Speed = NO_SPEED
+    ffn: Speed = NO_SPEED
+    micro_batches: float = 1.0
+    workers: float = 1.0
+    ffn_engines: float = 1.0
+    pipeline: float = 1.0
+    ffn_pipeline: float = 1.0
+    straggle_tokens: float = 0.0
+    handoff_s: float = 0.0
+    dispatch_token: float = 0.0
+    combine_token: float = 0.0
+    worker_ports: float = 1.0
+    ways: float = 1.0
+
+
+class EncodePlan(NamedTuple):
+    """The vision encoder (`breakeven.models.encoder`)."""
+
+    engines: int  # of its own; 0 where it stands in the pool that prefills, or nothing is encoded
+    speed: Speed = NO_SPEED
+    patches: float = 0.0  # of an image; 0: nothing is encoded
+    per_pass: float = 1.0
+    reuse: float = 0.0
+    link_latency_s: float = 0.0
+    link_image_s: float = 0.0
 
 
 class TierPlan(NamedTuple):
@@ -79,6 +120,10 @@ class Plan(NamedTuple):
     first_chunk_s: float = 0.0  # at most 0: seconds less than that
     cache_ttl_s: float = np.inf  # idle sessions lose their cache after this
     preempts: bool = False  # admit by the prompt, and take the latest calls off when the cache is full; never if split
+    prefill_split: SplitPlan = SplitPlan(False)
+    decode_split: SplitPlan = SplitPlan(False)
+    link_ways: float = 1.0  # KV caches that one prefill engine sends at once
+    encode: EncodePlan = EncodePlan(0)
     levels: int = 0  # tiers of KV cache below HBM
     tiers: tuple[TierPlan, TierPlan, TierPlan] = (NO_TIER, NO_TIER, NO_TIER)  # nearest first
 
@@ -90,6 +135,8 @@ _CALL = [
     ("output", "f8"),
     ("hit_tokens", "f8"),  # to prefill when the session's context is cached
     ("missed_tokens", "f8"),  # to prefill when it is not
+    ("images_found", "f8"),  # to encode when it is cached
+    ("images_held", "f8"),  # to encode when it is not
     ("gap_s", "f8"),  # from this call's end, and that of the sub-agents it forks, to the next call
     ("fork", "i4"),  # the first of them, sessions
     ("forks", "i4"),  # how many
@@ -155,6 +202,7 @@ _ENGINE = [
     ("growth_s", "f8"),  # by which each further step is longer
     ("tokens", "f8"),  # it prefills
     ("done", "i8"),  # first of the calls whose prefill it completes
+    ("encoding_s", "f8"),  # of the prefill pass being put together
     ("through_s", "f8"),  # when the last prefill has passed through its pipeline
     ("link_free_s", "f8"),
     ("prefill_busy_s", "f8"),  # in the window
@@ -206,6 +254,7 @@ class State(NamedTuple):
     events: Records
     log: Records
     clock: Records  # (1,)
+    encoders: Records  # when each encoder of its own has nothing to do any more, seconds
 
 
 def new_calls(n: int) -> Records:
@@ -248,4 +297,5 @@ def new_state(plan: Plan, calls: Records, sessions: Records, log_rows: int = 0) 
         events=records(_EVENT, 2 * len(sessions) + 4 * total + 64),  # one a session and engine, and some void ones
         log=records(_LOG, log_rows),
         clock=records(_CLOCK, 1),
+        encoders=np.zeros(max(plan.encode.engines, 1)),
     )

@@ -6,7 +6,7 @@ The same coefficients and the same formula, in 64 bit and compiled; a test holds
 from math import expm1, sqrt
 
 from breakeven.models.simulation.compiled import compiled
-from breakeven.models.simulation.state import Speed
+from breakeven.models.simulation.state import EncodePlan, Speed, SplitPlan
 
 
 @compiled
@@ -54,7 +54,7 @@ def mixed_s(
     pairs: float,
     selected_pairs: float,
     read: float,
-    done: int,
+    done: float,
     share: float,
 ) -> float:
     """A step that prefills `tokens` (with their query-key pairs, after `read` cached tokens) beside a decode batch.
@@ -66,3 +66,51 @@ def mixed_s(
     attention += share * speed.query * tokens
     products = _products_s(speed, batch / speed.ranks + share * tokens, batch + tokens)
     return products + speed.sequence * (batch + speed.ranks * share * done) + attention
+
+
+@compiled
+def _makespan_s(split: SplitPlan, attention_s: float, ffn_s: float, tokens: float, ports: float) -> float:
+    """A step of all micro-batches, from the seconds of one of `tokens` on each side."""
+    there, back = tokens * split.dispatch_token / ports, tokens * split.combine_token / ports
+    around_s = attention_s + ffn_s + there + back + 2.0 * split.handoff_s
+    sides_s = max(attention_s / split.pipeline, ffn_s / split.ffn_pipeline)
+    return max(split.micro_batches * max(sides_s, there, back), around_s)
+
+
+@compiled
+def apart_decode_s(split: SplitPlan, batch: float, context: float, selected: float) -> float:
+    """One decode step of a bundle whose sides stand apart, `decode_s` of one whose sides do not."""
+    tokens = batch / split.micro_batches
+    sequences, fed = tokens / split.workers, tokens / split.ffn_engines
+    longer = split.straggle_tokens / sqrt(sequences / split.attention.ranks + 0.1)
+    longest, most = context / batch + longer, min(selected / batch + longer, split.attention.sparse_topk)
+    attention_s = decode_s(split.attention, sequences, sequences * longest, sequences * most)
+    return _makespan_s(split, attention_s, decode_s(split.ffn, fed, 0.0, 0.0), tokens, 1.0)
+
+
+@compiled
+def apart_prefill_s(
+    split: SplitPlan, tokens: float, pairs: float, selected_pairs: float, read: float, done: float
+) -> tuple[float, float]:
+    """(seconds of a prefill step of such a bundle, the same while all its attention engines prefill)."""
+    m = split.micro_batches
+    fed, ended = tokens / split.ffn_engines / m, done / m
+    attention_s = mixed_s(split.attention, 0.0, 0.0, 0.0, tokens / m, pairs / m, selected_pairs / m, read, ended, 1.0)
+    ffn_s = mixed_s(split.ffn, 0.0, 0.0, 0.0, fed, 0.0, 0.0, 0.0, ended, 1.0 / split.ffn.ranks)
+    alone_s = _makespan_s(split, attention_s, ffn_s, tokens / m, split.worker_ports)
+    shared_s = max(m * ffn_s / split.ffn_pipeline, tokens * max(split.dispatch_token, split.combine_token))
+    return alone_s, max(alone_s, split.ways * shared_s)
+
+
+@compiled
+def encode_s(encode: EncodePlan, images: float) -> float:
+    """Seconds that encoding `images` takes, as far as their features are not held."""
+    if images <= 0.0 or encode.patches <= 0.0:
+        return 0.0
+    count = images * (1.0 - encode.reuse)
+    passes = max(count / encode.per_pass, 1.0 - encode.reuse**images)
+    if passes <= 0.0:
+        return 0.0
+    patches = count * encode.patches / passes
+    pairs = patches * encode.patches
+    return passes * mixed_s(encode.speed, 0.0, 0.0, 0.0, patches, pairs, 0.0, 0.0, 0.0, 1.0)

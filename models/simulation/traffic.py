@@ -200,6 +200,8 @@ def _records(sample: Sessions, rows: Ints, session: Ints, start_s: Floats, split
     calls["prompt"], calls["shared"] = sample.prompt_tokens[rows], sample.shared_tokens[rows]
     calls["output"], calls["missed_tokens"] = sample.output_tokens[rows], sample.missed_tokens[rows]
     calls["hit_tokens"] = (sample.recomputed_tokens if split else sample.resident_tokens)[rows]
+    if sample.images is not None and sample.images_held is not None:
+        calls["images_found"], calls["images_held"] = sample.images_found[rows], sample.images_held[rows]
     calls["first"], calls["last"] = sample.first[rows], sample.last[rows]
     calls["gap_s"] = np.where(sample.last, 0.0, sample.gap_after_s)[rows]
     cut = np.append(session[1:] != session[:-1], True) & ~calls["last"]
