@@ -1,8 +1,9 @@
-"""Samplers against the exhaustive truth: `python benchmarks/search.py [--seeds N] [--one-at-a-time N] [STUDY ...]`.
+"""Samplers against the exhaustive truth: `python benchmarks/search.py [--rows ROW …] [--seconds S] [STUDY …]`.
 
 For each study: its whole space first, then bilevel search and, one candidate a trial, random, NSGA-II and TPE, each
 from so many seeds. Shares of the true hypervolume (median and worst), of the candidates and of the exhaustive search's
-time. Reported, never asserted: machines differ and are shared, so read seconds as ratios.
+time. Reported, never asserted: machines differ and are shared, so read seconds as ratios. In pieces: some studies, some
+rows, and no further seed of a row after so many seconds; the table says how many seeds there were.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from breakeven.studies.task import task_of
 
 STUDIES = ("shared-lab", "coding-agent", "agent-platform")
 ONE_AT_A_TIME = {"random": 1000, "nsga2": 1000, "tpe": 200}  # candidates
+ROWS = ("bilevel", *ONE_AT_A_TIME)
 
 
 def silent(done: int, total: int) -> None:
@@ -48,8 +50,8 @@ def compile_everything(task: Task) -> None:
         evaluator(np.arange(4))
 
 
-def compare(name: str, seeds: int, others: int) -> None:
-    """Print the table of one study."""
+def compare(name: str, rows: list[str], seeds: int, most_s: float) -> None:
+    """Print the table of one study; no row begins another seed after `most_s` seconds."""
     study = Study.load(Path(__file__).parents[1] / "studies" / f"{name}.yaml")
     task = task_of(study)
     size = study.space.size
@@ -60,12 +62,17 @@ def compare(name: str, seeds: int, others: int) -> None:
     reference = truth.archive.costs.max(0) + 1e-3 * np.abs(truth.archive.costs.max(0))
     whole = hypervolume(truth.archive.costs, reference)
     print(f"\n{name}: {size:,} candidates, {truth.screened:,} ruled out beforehand, {truth.feasible:,} feasible")
-    print(f"{'':<26}{'hypervolume median':>19}{'worst':>9}{'candidates':>12}{'evaluated':>11}{'wall':>8}{'CPU':>8}")
-    print(f"{'exhaustive':<26}{'100.00 %':>19}{'':>9}{size:>12,}{size - truth.screened:>11,}{wall:>7.1f}s{cpu:>7.1f}s")
+    heads = f"{'':<26}{'seeds':>6}{'hypervolume median':>20}{'worst':>9}{'candidates':>12}"
+    print(f"{heads}{'evaluated':>11}{'wall':>8}{'CPU':>8}")
+    truly = f"{'exhaustive':<26}{'':>6}{'100.00 %':>20}{'':>9}{size:>12,}{size - truth.screened:>11,}"
+    print(f"{truly}{wall:>7.1f}s{cpu:>7.1f}s")
 
-    def row(label: str, runs: int, search: Callable[[int], Found]) -> None:
+    def row(label: str, search: Callable[[int], Found]) -> None:
         shares, counts, evaluated, walls, cpus = [], [], [], [], []
-        for seed in range(runs):
+        whole_row = Clock()
+        for seed in range(seeds):
+            if seed and whole_row()[0] > most_s:
+                break
             clock = Clock()
             found = search(seed)
             seconds = clock()
@@ -76,7 +83,7 @@ def compare(name: str, seeds: int, others: int) -> None:
             cpus.append(seconds[1] / cpu)
         middle = statistics.median
         print(
-            f"{label:<26}{middle(shares):>19.2%}{min(shares):>9.2%}{middle(counts):>12.2%}{middle(evaluated):>11.2%}"
+            f"{label:<26}{len(shares):>6}{middle(shares):>20.2%}{min(shares):>9.2%}{middle(counts):>12.2%}{middle(evaluated):>11.2%}"
             f"{middle(walls):>8.0%}{middle(cpus):>8.0%}",
             flush=True,
         )
@@ -93,21 +100,25 @@ def compare(name: str, seeds: int, others: int) -> None:
 
         return search
 
-    row("bilevel", seeds, bilevel)
-    for sampler, trials in ONE_AT_A_TIME.items() if others else ():
-        row(f"{sampler}, {trials:,} trials of one", others, one_at_a_time(sampler, trials))
+    for kind in rows:
+        if kind == "bilevel":
+            row(kind, bilevel)
+        else:
+            trials = ONE_AT_A_TIME[kind]
+            row(f"{kind}, {trials:,} trials of one", one_at_a_time(kind, trials))
 
 
 def main() -> None:
     """Print a table per study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="*", default=STUDIES)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--one-at-a-time", type=int, default=3, help="seeds of the searches of one candidate a trial")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which a row begins no other seed")
     given = parser.parse_args()
     remember_compiled()
     for name in given.studies:
-        compare(name, given.seeds, given.one_at_a_time)
+        compare(name, given.rows, given.seeds, given.seconds)
 
 
 if __name__ == "__main__":

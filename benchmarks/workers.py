@@ -13,7 +13,7 @@ from pathlib import Path
 import optuna
 from optuna.trial import TrialState
 
-from breakeven.optimizer.bilevel import Search, Settings, join, open_study
+from breakeven.optimizer.bilevel import ONE_TRIAL, Search, Settings, join, open_study
 from breakeven.optimizer.search import Found
 from breakeven.optimizer.storage import database
 from breakeven.studies.deployment_file import anchored
@@ -29,7 +29,7 @@ def measure(study: Study, url: str, workers: int, trials: int, sampler: str) -> 
     about = {"study": anchored(study.data, study.file), "file": study.file}
     settings = Settings(trials, sampler, identity=identity(task), name=name, about=about)
     with database(url) as storage:
-        join(Search.of(task, settings, open_study(storage, task, settings), Found(task.objectives)))
+        join(Search.of(task, settings, open_study(storage, task, settings), Found(task.objectives), ONE_TRIAL))
         command = [sys.executable, "-m", "breakeven", "worker", "--storage", url, "--study", name]
         running = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(workers)]
         if any(worker.wait() for worker in running):

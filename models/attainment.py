@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.special import ndtri
 
-from breakeven.models.numerics import TINY, gamma_cdf, gamma_quantile, normal_cdf, ramp
+from breakeven.models.numerics import TINY, gamma_cdf, gamma_quantile, normal_cdf, power, ramp
 from breakeven.models.queueing import Wait, add_waits
 
 SMOOTH = 0.02  # bounds are smoothed by this share of the service time, so that attainment has a gradient
@@ -211,7 +211,7 @@ def attain(latency: Latency, slo: Slo) -> Attainment:
     if slo.call is not None:
         # The exponential tails of the wait must not promise more than its gamma tail does.
         calls = jnp.minimum(jnp.minimum(call_cdf(latency, ttft_s, tpot_s, one * slo.call.bound_s), calls), call)
-    every = jnp.sum(latency.session_weight * calls[..., None] ** latency.session_calls, -1)
+    every = jnp.sum(latency.session_weight * power(calls[..., None], latency.session_calls), -1)
     joint = jnp.where(slo.per_session > 0.5, every, calls) * session
     return Attainment(*(jnp.clip(x, 0.0, 1.0) for x in (joint, calls, ttft, tpot, call, session)))
 

@@ -2,6 +2,7 @@
 what its caches hold.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ def _service_moments(nodes: PrefillNodes, latency_s: Array, token_s: Array, pair
     The part linear in tokens and pairs uses the workload's exact moments (the tail carries half the work); what
     weight traffic and launches add to it is corrected on the nodes.
     """
-    base = jnp.sum(nodes.weight * (latency_s - token_s[:, None] * nodes.tokens - pair_s[:, None] * nodes.pairs), -1)
+    base = nodes.mean(latency_s - token_s[:, None] * nodes.tokens - pair_s[:, None] * nodes.pairs)
     base = jnp.maximum(base, 0.0)
     x, y = token_s * nodes.mean_tokens, pair_s * nodes.mean_pairs
     linear = base[:, None] + token_s[:, None] * nodes.tokens + pair_s[:, None] * nodes.pairs
@@ -54,7 +55,7 @@ def _service_moments(nodes: PrefillNodes, latency_s: Array, token_s: Array, pair
     exact = [first, second, third]
     corrected = []
     for k, moment in enumerate(exact, start=1):
-        shift = jnp.sum(nodes.weight * (latency_s**k - linear**k), -1)
+        shift = nodes.mean(latency_s**k - linear**k)
         corrected.append(jnp.maximum(moment + shift, 0.2 * moment) * occupancy**k)
     return Moments(*corrected)
 
@@ -65,11 +66,11 @@ def _mate(
     """Moments of the time that one step spends on a prompt beside what it costs anyway: at most a budget of it."""
     part = jnp.minimum(1.0, token_budget[:, None] / nodes.tokens)
     taken_s = part * (token_s[:, None] * nodes.tokens + pair_s[:, None] * nodes.pairs + encoding_s)
-    return Moments(*(jnp.sum(nodes.weight * taken_s**k, -1) for k in (1, 2, 3)))
+    return Moments(*(nodes.mean(taken_s**k) for k in (1, 2, 3)))
 
 
 def _mean_chunks(nodes: PrefillNodes, token_budget: Array) -> Array:
-    return jnp.sum(nodes.weight * prefill_chunks(nodes.tokens, token_budget[:, None]), -1)
+    return nodes.mean(prefill_chunks(nodes.tokens, token_budget[:, None]))
 
 
 def _pipelined(pass_s: Array, nodes: PrefillNodes, machine: Bundle, token_budget: Array) -> Array:
@@ -87,8 +88,8 @@ def _select(split: Array, shared: PrefillNodes, apart: PrefillNodes) -> PrefillN
         return jnp.where(split.reshape(-1, *[1] * a.ndim) > 0.5, b, a)
 
     chosen = jax.tree.map(choose, shared, apart)
-    # moments are indexed [i, j] per candidate
-    return PrefillNodes(**{**chosen.__dict__, "moments": jnp.moveaxis(chosen.moments, 0, -1)})
+    # moments are indexed [i, j] per candidate; the bins hold the same shares of the calls in both
+    return dataclasses.replace(chosen, weight=shared.weight, moments=jnp.moveaxis(chosen.moments, 0, -1))
 
 
 def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array:
@@ -159,7 +160,7 @@ def _held_share(sharing: Sharing, hit: PrefillNodes, time: PrefillTime, machine:
     pools that decode, else what it spends on the side that does."""
     if machine.split is None:
         return jnp.where(sharing.attention, 1.0, 0.0)
-    busy, attention, ffn = (jnp.sum(hit.weight * x, -1) for x in (time.busy_s, time.attention_s, time.ffn_s))
+    busy, attention, ffn = (hit.mean(x) for x in (time.busy_s, time.attention_s, time.ffn_s))
     one_side = jnp.where(sharing.attention, attention, jnp.where(sharing.ffn, ffn * machine.ways, 0.0)) / busy
     return jnp.where(sharing.attention & sharing.ffn, 1.0, jnp.minimum(one_side, 1.0))
 
@@ -212,8 +213,8 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     shared = _held_share(sharing, hit, hit_time, prefill)
     prefill_memory = pool_memory(resolved, p, llm, engine, workload.mean_prompt)
     decode_memory = pool_memory(resolved, d, llm, engine, workload.decode_context)
-    prefill_latency_s = jnp.sum(hit.weight * hit_latency_s, -1)
-    lost_latency_s = jnp.sum(lost.weight * missed_latency_s, -1)
+    prefill_latency_s = hit.mean(hit_latency_s)
+    lost_latency_s = lost.mean(missed_latency_s)
     encoding_s = _encoding_s(encode, hit, prefill)
     recompute_s = lost_latency_s - prefill_latency_s
     if encode is not None:
@@ -225,7 +226,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         missed=_service_moments(lost, lost_time.busy_s, lost_time.token_s, lost_time.pair_s, 1.0 / ways),
         resident_chunks=_mean_chunks(hit, budget),
         missed_chunks=_mean_chunks(lost, budget),
-        marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs + jnp.sum(hit.weight * encoding_s, -1),
+        marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs + hit.mean(encoding_s),
         mate=_mate(hit, token_s, pair_s, budget, encoding_s),
         prefill_latency_s=prefill_latency_s,
         missed_latency_s=lost_latency_s,
@@ -245,8 +246,8 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         prefill_balanced=resolved.balanced,
         prefill_scattered=resolved.scattered,
         decode_balanced=jnp.where(sharing.moves, 1.0, resolved.balanced),
-        transfer_s=jnp.sum(hit.weight * transfer_s[:, :nodes], -1),
-        transfer_s2=jnp.sum(hit.weight * transfer_s[:, :nodes] ** 2, -1),
+        transfer_s=hit.mean(transfer_s[:, :nodes]),
+        transfer_s2=hit.mean(transfer_s[:, :nodes] ** 2),
         request_s=request_s(resolved, workload, engine)[0] * one,
         reserve_tokens=workload.decode_context + (engine.reserve_output_share - 0.5) * workload.mean_output * one,
         reload=reload(resolved, hit, workload, llm, recompute_s, prefill.workers),
@@ -254,7 +255,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     )
     if encode is not None:
         transfer_s = transfer_s + (1.0 - encode.joined[:, None]) * encode.seconds + encode.transfer_s
-    mean_terms = StepTime(*(jnp.sum(hit.weight * term, -1) for term in hit_time.alone))
+    mean_terms = StepTime(*(hit.mean(term) for term in hit_time.alone))
     return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
 
 

@@ -50,8 +50,8 @@ def reload(
     rate = tier_bytes_per_s(tiers, stage.hardware.nic_bytes_per_s, stage.hardware.host_bytes_per_s)
     size = _own_tokens(nodes, workload) * kv_bytes_per_token(llm, kv[:, None], nodes.context)
     continued = continued_share(workload)
-    first = jnp.sum(nodes.weight * size, -1) / continued
-    second = jnp.sum(nodes.weight * size**2, -1) / continued
+    first = nodes.mean(size) / continued
+    second = nodes.mean(size**2) / continued
     pace = 1.0 / (ports[:, None] * rate)
     mean_s = tiers.latency_s + first[:, None] * pace
     second_s2 = tiers.latency_s * (2.0 * mean_s - tiers.latency_s) + second[:, None] * pace**2
@@ -75,4 +75,4 @@ def _own_tokens(nodes: PrefillNodes, workload: Workload) -> Array:
 def prefix_tokens(workload: Workload) -> Array:
     """Mean tokens of a continued call's prefix beside what all sessions share."""
     nodes = workload.resident
-    return jnp.sum(nodes.weight * _own_tokens(nodes, workload)) / continued_share(workload)
+    return nodes.mean(_own_tokens(nodes, workload)) / continued_share(workload)

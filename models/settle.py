@@ -1,4 +1,7 @@
-"""Solving the fixed point: damped iteration for an open load, bisection on the rate for a closed population.
+"""Solving the fixed point: iteration for an open load, bisection on the rate for a closed population.
+
+Two steps in three go all the way, the third half of it, which takes an oscillation out. Eight leave an error of 1e-6
+in 99 of 100 feasible deployments of the shipped studies; a prefix cache about to tip over settles more slowly.
 
 The loops themselves are never differentiated. Derivatives are attached to their result (`with_derivatives`),
 implicitly: with x = F(x, p), dx = (I - F_x)^-1 F_p dp.
@@ -20,9 +23,9 @@ from breakeven.models.operating_point import (
 from breakeven.models.waits import sessions_in_progress
 from breakeven.models.workload import Workload
 
-ITERATIONS = 14
+ITERATIONS = 8
 BISECTIONS = 22
-TRIAL_ITERATIONS = 7
+TRIAL_ITERATIONS = 4
 
 
 class Closed(NamedTuple):
@@ -36,9 +39,14 @@ def _next(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array,
     return operating_point(state, pools, workload, llm, rate, seen).state
 
 
-def _damped(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array) -> State:
-    new = _next(state, pools, workload, llm, rate, seen)
-    return State(*(0.5 * (a + b) for a, b in zip(state, new, strict=True)))
+def _iterate(
+    start: State, iterations: int, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array
+) -> State:
+    def body(k: Array, state: State) -> State:
+        new, part = _next(state, pools, workload, llm, rate, seen), jnp.where(k % 3 == 2, 0.5, 1.0)
+        return State(*(a + part * (b - a) for a, b in zip(state, new, strict=True)))
+
+    return lax.fori_loop(0, iterations, body, start)
 
 
 def warm(one: Array) -> State:
@@ -48,12 +56,12 @@ def warm(one: Array) -> State:
 
 def _gain(state: State, inputs: tuple[Any, ...]) -> list[list[Array]]:
     """I - F_x at the solution, by rows, each element of shape (n,)."""
-    columns = []
-    for k in range(len(state)):
-        direction = State(*(jnp.ones_like(x) if i == k else jnp.zeros_like(x) for i, x in enumerate(state)))
-        _, change = jax.jvp(lambda x: _next(x, *inputs), (state,), (direction,))
-        columns.append([(i == k) - x for i, x in enumerate(change)])
-    return [list(row) for row in zip(*columns, strict=True)]
+    size = len(state)
+    _, push = jax.linearize(lambda x: _next(x, *inputs), state)
+    one = jnp.eye(size)
+    directions = State(*(one[i, :, None] * jnp.ones_like(x) for i, x in enumerate(state)))
+    changes = jax.vmap(push)(directions)  # traced once, for all directions: a quarter of the graph
+    return [[one[i, k] - change[k] for k in range(size)] for i, change in enumerate(changes)]
 
 
 def _solve(gain: list[list[Array]], right: State) -> State:
@@ -75,12 +83,7 @@ def _solve(gain: list[list[Array]], right: State) -> State:
 
 def settle(pools: Pools, workload: Workload, llm: LLM, session_rate: Array, start: State) -> State:
     """The fixed point of an open system that the iteration reaches from `start`."""
-    seen = jnp.ones_like(session_rate)
-
-    def body(_: int, state: State) -> State:
-        return _damped(state, pools, workload, llm, session_rate, seen)
-
-    return lax.fori_loop(0, ITERATIONS, body, start)
+    return _iterate(start, ITERATIONS, pools, workload, llm, session_rate, jnp.ones_like(session_rate))
 
 
 def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array) -> Closed:
@@ -95,7 +98,7 @@ def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array) -
     high = sessions / workload.session_s(0.5 * first_s)
 
     def settled(state: State, rate: Array, iterations: int) -> State:
-        return lax.fori_loop(0, iterations, lambda _, x: _damped(x, pools, workload, llm, rate, seen), state)
+        return _iterate(state, iterations, pools, workload, llm, rate, seen)
 
     def body(_: int, carry: tuple[Array, Array, State]) -> tuple[Array, Array, State]:
         # Each trial starts from the state of the highest rate known to be too low: never from an overloaded one,

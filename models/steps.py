@@ -146,7 +146,8 @@ def _allreduce(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, A
 def _exchange(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array, Array]:
     """As `_allreduce`, of bringing tokens to whole experts on other ranks (1 byte an element) and back (2 bytes).
 
-    On no more ranks than a token has experts, engines gather all tokens on every rank and scatter the sums; on more
+    On no more ranks than a token has experts, engines gather all tokens on every rank, in the experts' precision, and
+    scatter the sums; on more
     they send each token to the ranks that hold one of its experts, by a kernel that waits longer;
     between nodes one copy goes to each that holds one of a token's experts, and is handed on there (DeepEP).
     """
@@ -158,7 +159,7 @@ def _exchange(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Ar
     nodes = ranks / jnp.maximum(stage.hardware.scaleup_domain, stage.hardware.per_instance)
     sent = hit_ranks(jnp.where(nodes > 1.0, nodes, ranks), llm.experts_active)
     token_s, root_s = exchange_s(kernels["alltoall"], 3.0 * sent * copy, link)
-    there_s, there_root_s = exchange_s(kernels["gather"], (ranks - 1.0) * copy, link)
+    there_s, there_root_s = exchange_s(kernels["gather"], stage.experts_bytes * (ranks - 1.0) * copy, link)
     back_s, back_root_s = exchange_s(kernels["gather"], 2.0 * (ranks - 1.0) * copy, link)
     gathers = ranks <= llm.experts_active
     latency_s = jnp.where(
@@ -260,7 +261,7 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Arra
         collective_s=latency_s + dispatch_s,
         weight_s=(weight_s + head_s) / t,
         token_s=2.0 * llm.dense_weights / (t * stage.dense_flops_per_s),
-        expert_s=imbalance * llm.expert_weights * stage.experts_bytes / (ranks * stage.experts_read_bytes_per_s),
+        expert_s=llm.expert_weights * stage.experts_bytes / (ranks * stage.experts_read_bytes_per_s),
         expert_token_s=imbalance * 2.0 * llm.expert_weights * expert_share / (ranks * stage.experts_flops_per_s),
         permute_token_s=permute_s(stage.experts_permute_bytes, routed, hw.memory_bandwidth_bytes_per_s),
         collective_token_s=token_s + dispatch_token_s,

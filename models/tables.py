@@ -316,21 +316,20 @@ class Resolved:
         return tuple(getattr(self, name) for name in STAGES)
 
 
-def _resolve_stage(stage: Stage, catalog: Catalog) -> ResolvedStage:
-    hw: Hardware = jax.tree.map(lambda column: column[stage.accelerator], catalog.hardware)
-    schemes = catalog.weight_schemes
+def _resolve_stage(stage: Stage, catalog: Catalog, hw: Hardware) -> ResolvedStage:
+    """`hw`: the accelerators of the stage's pool."""
+    schemes, kernels = catalog.weight_schemes, catalog.hardware.kernels
 
     def of_class(tensor: str, name: str, peak: bool = False) -> Array:
         """A number of the product's curve, for the arithmetic that the weight scheme gives this tensor class; the
-        harmonic mean of several, whose times add up."""
+        harmonic mean of several, whose times add up. Looked up in a table of accelerators by schemes."""
         kind, c = "experts" if tensor == "experts" else "gemm", TENSOR_CLASSES.index(tensor)
-        parts = []
-        for a, arithmetic in enumerate(ARITHMETIC):
-            number = hw.kernels[f"{kind}_{arithmetic}"][name] * (
-                getattr(hw, f"{arithmetic.removesuffix('_block')}_flops_per_s") if peak else 1.0
-            )
-            parts.append(schemes.arithmetic[:, c, a][stage.weights] / number)
-        return 1.0 / sum(parts[1:], parts[0])
+        numbers = [kernels[f"{kind}_{arithmetic}"][name] for arithmetic in ARITHMETIC]
+        if peak:
+            peaks = [getattr(catalog.hardware, f"{name.removesuffix('_block')}_flops_per_s") for name in ARITHMETIC]
+            numbers = [number * flops_per_s for number, flops_per_s in zip(numbers, peaks, strict=True)]
+        inverse = jnp.dot(1.0 / jnp.stack(numbers, -1), schemes.arithmetic[:, c].T, precision="highest")
+        return (1.0 / inverse)[stage.accelerator, stage.weights]
 
     rates = {f"{tensor}_flops_per_s": of_class(tensor, "share", peak=True) for tensor in TENSOR_CLASSES}
     for tensor in TENSOR_CLASSES:
@@ -351,7 +350,17 @@ def _activations(deployment: Deployment, catalog: Catalog) -> Activations | None
 
 def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
     """Gather each candidate's peaks, bandwidths, efficiencies and prices; every leaf gets shape (n,)."""
-    stages = {name: _resolve_stage(getattr(deployment, name), catalog) for name in STAGES}
+
+    # Feed-forward layers that stand with their attention run on the same accelerators: gathered once.
+    own = STAGES if deployment.activation_link is not None else [name for name in STAGES if not name.endswith("ffn")]
+    rows = {name: getattr(deployment, name).accelerator for name in own}
+    hardware = {name: jax.tree.map(lambda column, row=row: column[row], catalog.hardware) for name, row in rows.items()}
+    stages = {
+        name: _resolve_stage(
+            getattr(deployment, name), catalog, hardware.get(name, hardware[name.replace("ffn", "attention")])
+        )
+        for name in STAGES
+    }
     return Resolved(
         **stages,
         kv_bytes_per_element=catalog.kv_bytes_per_element[deployment.kv],

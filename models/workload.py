@@ -37,7 +37,7 @@ class PrefillNodes:
     moments[i, j] = E[(u / mean_tokens)^i (q / mean_pairs)^j] for i + j <= 3, from all the samples.
     """
 
-    weight: Leaf
+    weight: Leaf  # the same for every prefill of a workload
     tokens: Leaf
     pairs: Leaf
     context: Leaf
@@ -46,6 +46,10 @@ class PrefillNodes:
     moments: Leaf  # (4, 4)
     images: Leaf | None = None  # to encode, mean of the bin; None: text alone
     pictured: Leaf | None = None  # share of the bin's calls that have any
+
+    def mean(self, values: Array) -> Array:
+        """Mean over the calls of values by node, the last axis."""
+        return jnp.dot(values, self.weight, precision="highest")
 
 
 @jax.tree_util.register_dataclass

@@ -37,9 +37,12 @@ COARSE_STRUCTURES = 20_000  # sampled at most
 COARSE_POINTS = 18  # of numbers in each
 COARSE_SHARE = 0.01  # of the space at most
 BLOCK = 2048  # candidates per call of the model: a batch of trials asks for few
+ONE_TRIAL = 512  # and a single trial of a shared study for fewer still
 GENERATIONS = 300  # of a space's structures make a batch of trials
 GP_BATCH = 10
 POLL_S = 2.0
+COUNT_EVERY = 10  # trials of a shared study: counting reads all that are under way
+LIMITS = "limits"  # Optuna's constraint: how far the best numbers of a structure are from breaking none
 LEFT = "left"  # marks a failed trial that nobody takes up again
 PATIENCE_S = 120.0  # for the process that began a shared study to finish its coarse grid
 
@@ -74,9 +77,9 @@ class Search:
     started: float = 0.0
 
     @classmethod
-    def of(cls, task: Task, settings: Settings, study: optuna.Study, found: Found) -> "Search":
+    def of(cls, task: Task, settings: Settings, study: optuna.Study, found: Found, block: int = BLOCK) -> "Search":
         """A search of a task's space."""
-        small = replace(task, evaluator=task.evaluator.in_blocks_of(BLOCK))
+        small = replace(task, evaluator=task.evaluator.in_blocks_of(block))
         return cls(small, settings, Structures(task.evaluator.space), study, found)
 
     def __post_init__(self) -> None:
@@ -141,21 +144,19 @@ class Search:
         trials = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         self.record(0)
         for number, trial in enumerate(trials, start=1):
-            structure = trial.user_attrs["structure"]
             if "found" in trial.user_attrs:
+                structure = self.encoding.named(trial.params)
                 found = Found.restored(self.task.objectives, trial.user_attrs["found"])
-                self.sweeper.known[structure] = Swept(structure, found, trial.constraints)
+                self.sweeper.known[structure] = Swept(structure, found, trial.constraints[LIMITS])
                 self.found.merge(found)
             if number % self.batch == 0:
                 self.record(number)
         return len(trials)
 
     def tell(self, trial: optuna.Trial, swept: Swept, first: bool) -> list[float]:
-        """Write what a structure came to into its trial; returns the values to tell."""
-        for name, excess in swept.nearest.items():
-            trial.set_constraint(name, excess if not swept.found.feasible else min(excess, 0.0))
+        """Write what a structure came to into its trial, in few transactions; returns the values to tell."""
+        trial.set_constraint(LIMITS, min(swept.excess, 0.0) if swept.found.feasible else swept.excess)
         representative = swept.representative(self.scale)
-        trial.set_user_attr("structure", swept.structure)
         if first:
             trial.set_user_attr("found", swept.found.state())
         if representative is None:
@@ -283,7 +284,7 @@ class Surplus(Exception):
 def search_together(task: Task, settings: Settings, found: Found, progress: Progress, url: str) -> Search:
     """Search with any number of workers that share a database: `breakeven worker` does the same elsewhere."""
     with database(url) as storage:
-        search = join(Search.of(task, settings, open_study(storage, task, settings), found))
+        search = join(Search.of(task, settings, open_study(storage, task, settings), found, ONE_TRIAL))
         work(search, progress)
         search.take_up()
         search.finish()
@@ -312,7 +313,7 @@ def work(search: Search, progress: Progress) -> int:
 
     def judge(trial: optuna.Trial) -> list[float]:
         nonlocal done
-        if _before(study, trial.number) >= wanted:
+        if trial.number >= wanted and _before(study, trial.number) >= wanted:
             trial.set_user_attr(LEFT, True)
             raise Surplus
         try:
@@ -326,7 +327,9 @@ def work(search: Search, progress: Progress) -> int:
         done += 1
         return values
 
-    def stop_when_asked(study: optuna.Study, _: FrozenTrial) -> None:
+    def stop_when_asked(study: optuna.Study, trial: FrozenTrial) -> None:
+        if trial.number + 1 < wanted and trial.number % COUNT_EVERY:
+            return
         complete, waiting, under_way = _counts(study)
         progress(min(complete, wanted), wanted)
         if under_way >= wanted and not waiting:

@@ -32,7 +32,7 @@ class Swept:
 
     structure: int
     found: Found
-    nearest: dict[str, float]  # limit -> excess, of the candidate that breaks the limits least
+    excess: float  # over all limits together, of the candidate that breaks them least; below 0: its distance to one
 
     def representative(self, scale: Scale | None) -> tuple[int, np.ndarray] | None:
         """(candidate, objectives to be minimised) that stands for the structure: the one that dominates most."""
@@ -59,7 +59,7 @@ class Sweeper:
         """What each structure comes to; rows of new ones are kept in `kept`."""
         new = [s for s in dict.fromkeys(structures) if s not in self.known]
         founds = {s: Found(self.task.objectives) for s in new}
-        near: dict[int, dict[str, float]] = {}
+        near: dict[int, float] = {}
         thinned = set()
         parts, owners = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for s in new:
@@ -79,7 +79,7 @@ class Sweeper:
             tried = np.concatenate([tried, ids])
         for s in new:
             founds[s].kept = []
-            self.known[s] = Swept(s, founds[s], near.get(s, {}))
+            self.known[s] = Swept(s, founds[s], near.get(s, 0.0))
         return [self.known[s] for s in structures]
 
     def _next(self, thinned: set[int], founds: dict[int, Found], tried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -94,7 +94,7 @@ class Sweeper:
         ids: np.ndarray,
         owner: np.ndarray,
         founds: dict[int, Found],
-        near: dict[int, dict[str, float]],
+        near: dict[int, float],
         kept: Found | None,
     ) -> None:
         """Judge candidates and give each structure its own."""
@@ -129,12 +129,10 @@ def _by_owner(columns: Columns, owner: np.ndarray) -> list[tuple[int, Columns]]:
     ]
 
 
-def _note_nearest(near: dict[int, dict[str, float]], structure: int, columns: Columns) -> None:
-    """Remember the excesses of the structure's candidate that breaks the limits least."""
+def _note_nearest(near: dict[int, float], structure: int, columns: Columns) -> None:
+    """Remember how far the structure's candidate that breaks the limits least is from breaking none."""
     excess = np.stack([columns[f"excess_{name}"] for name in REASONS], 1).astype(float)
     excess = np.clip(np.nan_to_num(excess, nan=1e6), -1.0, 1e6)
-    total = np.maximum(excess, 0.0).sum(1)
-    first = int(np.argmin(total))
-    known = near.get(structure)
-    if known is None or total[first] < sum(max(v, 0.0) for v in known.values()):
-        near[structure] = dict(zip(REASONS, excess[first].tolist(), strict=True))
+    broken = np.maximum(excess, 0.0).sum(1)
+    least = float(np.where(broken > 0.0, broken, excess.max(1)).min())
+    near[structure] = min(near.get(structure, np.inf), least)

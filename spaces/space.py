@@ -13,6 +13,7 @@ from functools import cached_property
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jax import Array
 
 from breakeven.models.architecture import Architecture
 from breakeven.models.deployment import ROUTING, STAGE_FIELDS, Deployment, Stage
@@ -192,21 +193,22 @@ class Space:
         c = self.columns(ids)
         labels = np.array([family.topology.labels for family in self.families])[c["family"]]
         chunked = np.array([family.topology.chunked for family in self.families])[c["family"]]
+        choices = {slot: _choices({n: c[f"{slot}_{n}"] for n in POOL_FIELDS}, chunked) for slot in self.slots}
         stages = {}
         for s, stage in enumerate(STAGES):
             phase = "decode" if stage.startswith("decode") else "prefill"
             slot = COLUMNS[s] if COLUMNS[s] in self.slots else phase
-            stages[stage] = _stage({n: c[f"{slot}_{n}"] for n in POOL_FIELDS}, labels[:, s], chunked)
+            stages[stage] = Stage(pool=_array(labels[:, s], np.int32), **choices[slot])
         activations = {}
         if self.apart:
-            activations["activation_link"] = jnp.asarray(c["link"], jnp.int32)
-            activations["micro_batches"] = jnp.asarray(c["micro_batches"], jnp.float32)
+            activations["activation_link"] = _array(c["link"], np.int32)
+            activations["micro_batches"] = _array(c["micro_batches"], np.float32)
         return Deployment(
             **stages,
-            kv=jnp.asarray(c["kv"], jnp.int32),
-            kv_tiers=jnp.asarray(c["tiers"], jnp.int32),
-            link=jnp.asarray(c["link"], jnp.int32),
-            routing=jnp.asarray(c["routing"], jnp.float32),
+            kv=_array(c["kv"], np.int32),
+            kv_tiers=_array(c["tiers"], np.int32),
+            link=_array(c["link"], np.int32),
+            routing=_array(c["routing"], np.float32),
             **activations,
         )
 
@@ -244,16 +246,17 @@ def _named(codes: np.ndarray, names: Sequence[str]) -> pd.Categorical:
     return pd.Categorical.from_codes(codes, categories=unique)  # type: ignore[arg-type]
 
 
-def _stage(pool: dict[str, np.ndarray], label: np.ndarray, chunked: np.ndarray) -> Stage:
+def _choices(pool: dict[str, np.ndarray], chunked: np.ndarray) -> dict[str, Array]:
+    """Everything that a stage takes from the table of its pool."""
     ranks = pool["tensor_parallel"] * pool["data_parallel"]
-    values = {
-        **pool,
-        "pool": label,
-        "chunked": chunked,
-        "expert_parallel": np.where(pool["expert_parallel"] > 0, ranks, 1),
-    }
-    whole = {"pool", "accelerator", "weights"}
-    return Stage(**{n: jnp.asarray(values[n], jnp.int32 if n in whole else jnp.float32) for n in STAGE_FIELDS})
+    values = {**pool, "chunked": chunked, "expert_parallel": np.where(pool["expert_parallel"] > 0, ranks, 1)}
+    whole = {"accelerator", "weights"}
+    return {n: _array(values[n], np.int32 if n in whole else np.float32) for n in STAGE_FIELDS if n != "pool"}
+
+
+def _array(values: np.ndarray, kind: type[np.number]) -> Array:
+    """On the device; converted before, which is several times as fast."""
+    return jnp.asarray(values.astype(kind))
 
 
 @dataclass(frozen=True)

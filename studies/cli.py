@@ -85,8 +85,10 @@ def run(
 def worker(
     storage: Annotated[str, typer.Option(metavar="URL", help="The database of the study.")],
     study: Annotated[str, typer.Option(metavar="NAME", help="The name of a study that `run --storage` began.")],
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the model; better one worker for each core.")] = 1,
 ) -> int:
     """Join a distributed study: do its trials, with any number of other workers, until all are complete."""
+    os.environ["NPROC"] = str(threads)  # XLA sizes its pool of threads by it, when it starts
     from breakeven.studies.console import progress_bar
     from breakeven.studies.run import remember_compiled
     from breakeven.studies.worker import help_out

@@ -266,7 +266,9 @@ def _read_gather(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _messages(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every message counts: there is no cache to exceed."""
+    """Every message counts: there is no cache to exceed; of more ranks than `most_ranks` none does."""
+    most = [SETTINGS["most_ranks"].get(_generation(name), np.inf) for name in rows["accelerator"]]
+    rows = rows.loc[rows["num_gpus"].to_numpy(float) <= np.array(most)].copy()
     rows["ranks"], rows["bytes"] = rows["num_gpus"], ACTIVATION_BYTES * rows["message_size"]
     return rows.assign(link=_link(rows, "num_gpus"), beyond_bytes=np.inf)
 
@@ -311,7 +313,7 @@ _PREFILL = {"share": (0.02, 2.0), "half_keys": (1.0, 4096.0), "latency_s": _LATE
 _SOFTMAX = {"softmax_flops": (1.0, 512.0)}
 _EXCHANGE = {"share": (0.02, 2.0), "latency_s": _LATENCY, "half_bytes": (1.0, 1e8)}
 _GATHER = _EXCHANGE | {"per_rank": (1e-3, 1.0)}
-_ALLREDUCE = _GATHER | {"ring_power": (0.02, 2.0)}
+_ALLREDUCE = _GATHER | {"ring_power": (0.25, 4.0)}
 
 OPERATORS = (
     Operator(

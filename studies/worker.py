@@ -5,7 +5,7 @@ from typing import Any
 import optuna
 
 from breakeven.models.inputs import InputError
-from breakeven.optimizer.bilevel import Search, Settings, join, work
+from breakeven.optimizer.bilevel import ONE_TRIAL, Search, Settings, join, work
 from breakeven.optimizer.search import Found, Progress
 from breakeven.optimizer.storage import database
 from breakeven.studies.study import Study
@@ -33,4 +33,4 @@ def _search(shared: optuna.Study, data: dict[str, Any], file: str) -> Search:
             "--study", shared.study_name, "begun by another version of breakeven, or its files differ here"
         )
     settings = Settings(attrs["trials"], attrs["sampler"], attrs["seed"], identity=attrs["identity"])
-    return Search.of(task, settings, shared, Found(task.objectives))
+    return Search.of(task, settings, shared, Found(task.objectives), ONE_TRIAL)

@@ -17,6 +17,7 @@ from postgres import binaries, server
 
 from breakeven.models.inputs import InputError
 from breakeven.optimizer import storage
+from breakeven.optimizer.encoding import Encoding
 from breakeven.optimizer.polish import polish
 from breakeven.optimizer.search import Found
 from breakeven.optimizer.storage import database
@@ -112,7 +113,8 @@ def test_workers_share_a_study_and_a_dead_ones_trial_is_taken_up(url: str, tmp_p
     alone = Found(task.objectives)
     structures = Structures(task.evaluator.space)
     for trial in done:
-        alone.merge(task.judge(structures.candidates(trial.user_attrs["structure"], 10**9)[0]))
+        structure = Encoding(structures).named(trial.params)
+        alone.merge(task.judge(structures.candidates(structure, 10**9)[0]))
     polish(task, structures, alone)
     joined = start("", "run", str(file), "--storage", url, "--out", str(tmp_path / "out"))
     joined.communicate()
