@@ -87,9 +87,9 @@ def _surge(pools: Pools, workload: Workload, llm: LLM, rate: Array) -> Array:
 
     Of a closed population only the share that one of r engines has fluctuates: binomially, not like Poisson.
     """
-    calls, thinks = workload.calls_per_session, workload.calls_per_session - 1.0
+    calls = workload.calls_per_session
     step_s = decode_step_at(pools, llm, jnp.ones_like(rate), workload.decode_context).total_s
-    session_s = calls * (pools.prefill_latency_s + workload.mean_steps * step_s) + thinks * workload.gap_mean_s
+    session_s = workload.session_s(pools.prefill_latency_s + workload.mean_steps * step_s)
     live = rate / pools.prefill_replicas * session_s
     free = 1.0 if workload.concurrent_sessions is None else jnp.maximum(1.0 - 1.0 / pools.prefill_replicas, 0.0)
     return jnp.where(calls > 1.0, 1.0 + 2.0 * jnp.sqrt(free / jnp.maximum(live, 1.0)), 1.0)
@@ -182,6 +182,8 @@ def _latency(
         + jnp.maximum(first2 - first**2, 0.0)
         + jnp.maximum(output2 - output**2, 0.0)
     )
+    none = jnp.zeros_like(call_mean)
+    forked = (none, none) if workload.forks is None else workload.forks.added(call_mean, call_variance)
     return Latency(
         wait=wait,
         brief=brief,
@@ -192,8 +194,8 @@ def _latency(
         output_weight=workload.output_weight,
         session_calls=workload.session_calls,
         session_weight=workload.session_weight,
-        gap_mean_s=workload.gap_mean_s,
-        gap_variance=workload.gap_var_s,
+        gap_mean_s=workload.gap_mean_s + forked[0],
+        gap_variance=workload.gap_var_s + forked[1],
         call_mean_s=call_mean,
         call_variance=call_variance,
         # A measured constant may say that the first chunk is held back less than the engine does.

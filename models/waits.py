@@ -202,7 +202,7 @@ def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LL
     if pools.encode is not None:
         found_s, lost_s = pools.encode.found_mean_s, pools.encode.lost_mean_s
         call_s = call_s + found_s + state.miss * (lost_s - found_s)
-    session_s = workload.calls_per_session * call_s + (workload.calls_per_session - 1.0) * workload.gap_mean_s
+    session_s = workload.session_s(call_s)
     full = (point.prefill_utilization >= 1.0) | (decode_utilization(point, pools, workload, llm) >= 1.0)
     full = full | (waits.encode_utilization >= 1.0)
     return jnp.where(full, jnp.inf, rate * session_s)

@@ -15,6 +15,7 @@ from breakeven.models.architecture import Architecture
 from breakeven.models.attainment import Bound, Slo
 from breakeven.models.business_case import ApiPrice, api_price
 from breakeven.models.catalog import table
+from breakeven.models.forks import sample_forks
 from breakeven.models.hardware import Accelerator, Link, accelerator, link
 from breakeven.models.inputs import InputError, known_fields, number, pick
 from breakeven.models.llm import LLM, llm
@@ -440,4 +441,8 @@ class Study:
             replayed = self.recorded.sessions(context)
             return Simulator(evaluator or self.evaluator(), lambda _: replayed)
         spec = self.session_spec
-        return Simulator(evaluator or self.evaluator(), lambda sessions: _sampled(spec, sessions, 1, context))
+        return Simulator(
+            evaluator or self.evaluator(),
+            lambda sessions: _sampled(spec, sessions, 1, context),
+            lambda sample: sample_forks(spec, sample, 1, context),
+        )
