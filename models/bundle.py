@@ -12,6 +12,7 @@ overlaps (StepMesh and MegaScale-Infer, arXiv:2507.19427 and 2504.02263, state t
 feed-forward engines wait for the slowest of the attention engines, whose batches hold unlike numbers of cached tokens.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from jax import Array, lax
 from jax.scipy.special import ndtri
 
 from breakeven.models.llm import LLM
+from breakeven.models.speculation import Speculations
 from breakeven.models.steps import (
     ACTIVATION_BYTES,
     Coefficients,
@@ -32,6 +34,7 @@ from breakeven.models.steps import (
     prefill_chunks,
     prefill_marginal,
     prefill_time,
+    speculated_time,
 )
 from breakeven.models.tables import Activations, Catalog, Resolved, ResolvedStage
 
@@ -69,6 +72,12 @@ class Bundle:
     data_parallel: Array  # ranks of one attention engine
     split: Apart | None  # None: no candidate's attention stands apart from its feed-forward layers
     overlapped: Array | None = None  # parts of a step of one engine that hide each other's collectives
+    speculation: Speculations | None = None  # of decode; None: every step yields one token
+
+    @property
+    def yielded(self) -> Array | float:
+        """Tokens that a step yields a sequence; times are those of one token."""
+        return 1.0 if self.speculation is None else self.speculation.yielded
 
     @property
     def engine(self) -> Coefficients:
@@ -139,6 +148,7 @@ def bundle(
     count: Array,
     context_sd: Array,
     pace: Array | None = None,
+    speculation: Speculations | None = None,
 ) -> Bundle:
     """The bundle of an attention and a feed-forward stage of one phase, of which there are `count`.
 
@@ -147,9 +157,12 @@ def bundle(
     """
     llm, engine, choice = catalog.llm, catalog.engine, attention.choice
     split = _split(resolved, llm, attention, ffn, count, context_sd)
+    queries = 1.0 if speculation is None else speculation.verified
+    if split is not None and speculation is not None:
+        split = _per_token(split, speculation)
     sides = (
-        attention_coefficients(attention, llm, engine, resolved.kv_bytes_per_element),
-        ffn_coefficients(ffn, llm, engine, 0.0 if split is None else split.apart),
+        attention_coefficients(attention, llm, engine, resolved.kv_bytes_per_element, queries),
+        ffn_coefficients(ffn, llm, engine, 0.0 if split is None else split.apart, queries),
     )
     if pace is not None:
         sides = jax.tree.map(lambda leaf: leaf * pace, sides)
@@ -161,7 +174,26 @@ def bundle(
         data_parallel=choice.data_parallel,
         split=split,
         overlapped=None if engine.overlapped_batches is None else engine.overlapped_batches * jnp.ones_like(count),
+        speculation=speculation,
     )
+
+
+def _per_token(split: Apart, way: Speculations) -> Apart:
+    """What the sides exchange for one token of a step that verifies several and yields several."""
+    share = way.verified / way.yielded
+    return dataclasses.replace(
+        split,
+        handoff_s=split.handoff_s / way.yielded,
+        dispatch_token_s=split.dispatch_token_s * share,
+        combine_token_s=split.combine_token_s * share,
+    )
+
+
+def _step_time(machine: Bundle, side: Coefficients, llm: LLM, *sizes: Array) -> StepTime:
+    """`decode_time` of one side or both, a token's share of it where steps yield several."""
+    if machine.speculation is None:
+        return decode_time(side, llm, *sizes)
+    return speculated_time(side, llm, machine.speculation, *sizes)
 
 
 def _split(
@@ -280,8 +312,8 @@ def _decode_apart(machine: Bundle, split: Apart, llm: LLM, batch: Array, context
     sequences, fed = tokens / split.workers, tokens / split.ffn_engines
     ranked = sequences / machine.data_parallel
     longest = context + split.straggle_tokens * lax.rsqrt(ranked + 0.1)  # sums of n vary like sqrt(n); finite at 0
-    attention = decode_time(machine.attention, llm, sequences, ranked, longest)
-    ffn = decode_time(machine.ffn, llm, fed, fed / split.ffn_ranks, context)
+    attention = _step_time(machine, machine.attention, llm, sequences, ranked, longest)
+    ffn = _step_time(machine, machine.ffn, llm, fed, fed / split.ffn_ranks, context)
     way = tokens * split.dispatch_token_s, tokens * split.combine_token_s
     return _Decode(attention, ffn, way, _parts(machine, split, attention.total_s, ffn.total_s, way))
 
@@ -295,11 +327,11 @@ def decode_step(machine: Bundle, llm: LLM, batch: Array, context: Array) -> Step
     split = machine.split
     if split is None:
         tokens = batch / machine.pipeline_parallel
-        whole = decode_time(machine.engine, llm, tokens, tokens / machine.data_parallel, context)
+        whole = _step_time(machine, machine.engine, llm, tokens, tokens / machine.data_parallel, context)
         if machine.overlapped is None:
             return whole
         part = tokens / machine.overlapped
-        parts = decode_time(machine.engine, llm, part, part / machine.data_parallel, context)
+        parts = _step_time(machine, machine.engine, llm, part, part / machine.data_parallel, context)
         return overlapped(whole, parts.scaled(machine.overlapped))
     attention, ffn = decode_sides(machine, llm, batch, context)
     return attention.plus(ffn)
@@ -311,7 +343,7 @@ def decode_sides(machine: Bundle, llm: LLM, batch: Array, context: Array) -> tup
     if split is None:
         tokens = batch / machine.pipeline_parallel
         given = llm, tokens, tokens / machine.data_parallel, context
-        sides = decode_time(machine.attention, *given), decode_time(machine.ffn, *given)
+        sides = _step_time(machine, machine.attention, *given), _step_time(machine, machine.ffn, *given)
         return sides if machine.overlapped is None else _summing_to(sides, decode_step(machine, llm, batch, context))
     found = _decode_apart(machine, split, llm, batch, context)
     weight = _critical(machine, split, found.parts)

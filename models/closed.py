@@ -37,7 +37,7 @@ def held_back(latency: Latency, rate: Array, workload: Workload) -> Latency:
     assert workload.concurrent_sessions is not None
     calls = workload.calls_per_session
     session_s = workload.concurrent_sessions / rate
-    explained_s = calls * latency.call_mean_s + (calls - 1.0) * workload.gap_mean_s
+    explained_s = workload.session_s(latency.call_mean_s, latency.call_variance)
     held_s = jnp.maximum((session_s - explained_s) / calls - UNSETTLED * latency.call_mean_s, 0.0)
     one = jnp.ones_like(held_s)
     wait = add_waits(latency.wait, Wait(jnp.where(held_s > 0.0, one, 0.0), held_s, 0.05 * one))

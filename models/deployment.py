@@ -50,6 +50,7 @@ class Deployment:
     routing: Array  # code of ROUTING: the replica that a call goes to
     activation_link: Array | None = None  # row of catalog.links that activations between attention and feed-forward
     micro_batches: Array | None = None  # pools cross, in so many parts that take turns; None: no such pools
+    speculation: Array | None = None  # row of catalog.speculations; None: no candidate speculates
 
     @property
     def balanced(self) -> Array:

@@ -52,6 +52,7 @@ class Doubts(NamedTuple):
     cache_short: Array  # more than 2 % of continued calls lose their prefix, 5 % where prefill is apart
     in_step: Array  # prefill and decode in a pool whose pipeline stages or data-parallel ranks keep step
     sides_apart: Array  # prefill and decode share a pool with one side apart or unlike, which is not simulated
+    speculation: Array  # drafts verified in steps that carry chunks of prefill, which is not simulated
     encoder: Array  # images encoded in a pool that decodes and does not prefill, which is not simulated
 
 
@@ -132,5 +133,8 @@ def doubts(
         cache_short=state.miss > jnp.where(pools.shared > 0.5, 0.02, 0.05),
         in_step=(pools.shared > 0.5) & (pools.prefill_ways > 1.0),
         sides_apart=_sides_apart(resolved),
+        speculation=jnp.zeros_like(tipped)
+        if resolved.speculation is None
+        else (pools.chunked > 0.5) & (resolved.speculation.drafts > 0.0),
         encoder=jnp.zeros_like(tipped) if pools.encode is None else pools.encode.beside_decode > 0.5,
     )

@@ -56,7 +56,16 @@ def pool_weights_bytes(resolved: Resolved, pool: Array, llm: LLM) -> Array:
             here = (stage.choice.pool == pool) & ~present
             total = total + jnp.where(here, _stage_weights_bytes(stage, llm, name), 0.0)
             present = present | here
-    return total
+    return total if resolved.speculation is None else total + _draft_bytes(resolved, pool)
+
+
+def _draft_bytes(resolved: Resolved, pool: Array) -> Array:
+    """Bytes per accelerator of what drafts tokens, in the pool of decode's feed-forward layers."""
+    assert resolved.speculation is not None
+    stage, choice = resolved.decode_ffn, resolved.decode_ffn.choice
+    ranks = choice.tensor_parallel * jnp.where(choice.expert_parallel > 1.0, choice.data_parallel, 1.0)
+    size = resolved.speculation.parameters * stage.dense_bytes / (ranks * choice.pipeline_parallel)
+    return jnp.where(choice.pool == pool, size, 0.0)
 
 
 def pool_memory(resolved: Resolved, stage: ResolvedStage, llm: LLM, engine: Engine, mean_tokens: Array) -> Memory:

@@ -134,7 +134,14 @@ def _linear_step(pools: Pools, llm: LLM, batch: Array, context: Array) -> Tangen
     side = machine.attention
     assert side.context_s is not None and side.selected_context_s is not None
     per_token = side.context_s + side.selected_context_s * selected
+    per_token = per_token * (1.0 + _drafted(machine)) / machine.yielded
     return Tangent(step, fixed, (step - fixed) / batch, per_token * attention / ways)
+
+
+def _drafted(machine: Bundle) -> Array | float:
+    """What drafting adds to a step's reads of the KV cache."""
+    way = machine.speculation
+    return 0.0 if way is None else way.drafts * way.weights_share
 
 
 def own_load(decode_busy: Array, replicas: Array, balanced: Array) -> Array:

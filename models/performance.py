@@ -87,9 +87,9 @@ def _surge(pools: Pools, workload: Workload, llm: LLM, rate: Array) -> Array:
 
     Of a closed population only the share that one of r engines has fluctuates: binomially, not like Poisson.
     """
-    calls, thinks = workload.calls_per_session, workload.calls_per_session - 1.0
+    calls = workload.calls_per_session
     step_s = decode_step_at(pools, llm, jnp.ones_like(rate), workload.decode_context).total_s
-    session_s = calls * (pools.prefill_latency_s + workload.mean_steps * step_s) + thinks * workload.gap_mean_s
+    session_s = workload.session_s(pools.prefill_latency_s + workload.mean_steps * step_s)
     live = rate / pools.prefill_replicas * session_s
     free = 1.0 if workload.concurrent_sessions is None else jnp.maximum(1.0 - 1.0 / pools.prefill_replicas, 0.0)
     return jnp.where(calls > 1.0, 1.0 + 2.0 * jnp.sqrt(free / jnp.maximum(live, 1.0)), 1.0)
@@ -106,13 +106,16 @@ def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalo
     base = a + (b - per_context * context) * own + per_context * context * (own - 1.0) + 0.3 * b * point.batch_mates
     base = base[:, None] + per_context[:, None] * workload.output_context
     # A call from another pool waits for the step in progress; one from the same pool starts with a step of its own.
-    own_step_s = jnp.where(pools.moves > 0.5, step, 0.0)[:, None]
+    own_step_s = jnp.where(pools.moves > 0.5, step * pools.decode.yielded, 0.0)[:, None]
     base = base + 0.5 * own_step_s * workload.output_inverse
 
     spread = b**2 * point.batch_variance + per_context**2 * batch * workload.decode_context_var
     memory_s = workload.mean_steps2 / workload.mean_steps * step * point.slowdown / (1.0 - busy)
     variance = spread[:, None] * autocorrelation_share(steps * (step * point.slowdown / memory_s)[:, None])
     variance = variance + per_context[:, None] ** 2 * workload.output_context_var
+    if pools.decode.speculation is not None:  # n tokens take n / E steps on average, of variance n v / E^3
+        way = pools.decode.speculation
+        variance = variance + (step**2 * way.variance / way.yielded)[:, None] / steps
     inverse, inverse2 = workload.output_inverse, workload.output_inverse2
     variance = variance + own_step_s**2 * (inverse2 / 3.0 - inverse**2 / 4.0)
     mean = base + (b * batch)[:, None]
@@ -179,6 +182,8 @@ def _latency(
         + jnp.maximum(first2 - first**2, 0.0)
         + jnp.maximum(output2 - output**2, 0.0)
     )
+    none = jnp.zeros_like(call_mean)
+    forked = (none, none) if workload.forks is None else workload.forks.added(call_mean, call_variance)
     return Latency(
         wait=wait,
         brief=brief,
@@ -189,8 +194,8 @@ def _latency(
         output_weight=workload.output_weight,
         session_calls=workload.session_calls,
         session_weight=workload.session_weight,
-        gap_mean_s=workload.gap_mean_s,
-        gap_variance=workload.gap_var_s,
+        gap_mean_s=workload.gap_mean_s + forked[0],
+        gap_variance=workload.gap_var_s + forked[1],
         call_mean_s=call_mean,
         call_variance=call_variance,
         # A measured constant may say that the first chunk is held back less than the engine does.

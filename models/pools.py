@@ -140,7 +140,7 @@ def _bundles(resolved: Resolved, catalog: Catalog, sharing: Sharing, context_sd:
         paces = resolved.correction.prefill_factor, resolved.correction.decode_factor
     return (
         bundle(resolved, catalog, pa, pf, prefill, 0.0 * context_sd, paces[0]),
-        bundle(resolved, catalog, da, df, decode, context_sd, paces[1]),
+        bundle(resolved, catalog, da, df, decode, context_sd, paces[1], resolved.speculation),
     )
 
 

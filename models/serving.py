@@ -105,8 +105,7 @@ def outcome(
     calls = found.session_rate * workload.calls_per_session
     tokens = calls * workload.mean_output
     latency, cost = found.latency, found.fleet.cost_per_hour_usd
-    session_mean = workload.calls_per_session * latency.call_mean_s
-    session_mean = session_mean + (workload.calls_per_session - 1.0) * workload.gap_mean_s
+    session_mean = workload.session_s(latency.call_mean_s, latency.call_variance)
     served = jnp.where(feasible, 1.0, 0.0)
     in_progress, success = found.session_rate * session_mean, catalog.economy.success_rate
     p = resolved.prefill_attention, resolved.prefill_ffn

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from breakeven.models.catalog import table
 from breakeven.models.distributions import Clipped, Distribution, Floats, Scaled, distribution, mixture
+from breakeven.models.forks import Forks, forks
 from breakeven.models.inputs import InputError, known_fields, number, pick
 from breakeven.models.media import FIELDS as MEDIA
 from breakeven.models.media import Media, media
@@ -69,6 +70,7 @@ class SessionSpec:
     compact_to_tokens: Distribution
     cache_ttl_s: float  # the service drops the cache of a session that has been idle for longer
     media: Media | None  # images, video or audio: their tokens come on top of every prompt
+    forks: Forks | None  # sub-agents
     classes: tuple[CallClass, ...]  # one of them per session
 
     @property
@@ -125,7 +127,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 _CLASS_FIELDS = tuple(field.name for field in fields(CallClass))
 _OF_CLASSES = ("first_prompt_tokens", "output_tokens", "shared_prefix_tokens")
-FIELDS = (*_DISTRIBUTIONS, *_NUMBERS, *_FLAGS, *MEDIA, "classes")
+FIELDS = (*_DISTRIBUTIONS, *_NUMBERS, *_FLAGS, *MEDIA, "forks", "classes")
 SCALABLE = tuple(name for name in _DISTRIBUTIONS if name not in ("thinking_fraction", "growth_tokens_early"))
 
 
@@ -200,8 +202,16 @@ def _parse(name: str, own: Mapping[str, Any], merged: Mapping[str, Any], field: 
     if parsed["reset_probability"] > parsed["prefix_break_probability"]:
         allowed = f"at most prefix_break_probability ({parsed['prefix_break_probability']:g}): a reset is a break"
         raise InputError(f"{field}.reset_probability", parsed["reset_probability"], allowed)
+    if values.get("forks") is not None and media(values, field) is not None:
+        raise InputError(f"{field}.forks", values["forks"], "a workload without images, video or audio")
     plain = CallClass(1.0, parsed["first_prompt_tokens"], parsed["shared_prefix_tokens"], 0.0, parsed["output_tokens"])
-    return SessionSpec(name=name, classes=classes or (plain,), media=media(values, field), **parsed)
+    return SessionSpec(
+        name=name,
+        classes=classes or (plain,),
+        media=media(values, field),
+        forks=forks(values.get("forks"), f"{field}.forks"),
+        **parsed,
+    )
 
 
 def _flag(field: str, value: object) -> bool:

@@ -95,8 +95,7 @@ def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array) -
     first_s = pools.prefill_latency_s + workload.mean_steps * (
         decode_step_at(pools, llm, jnp.ones_like(sessions), workload.decode_context).total_s
     )
-    calls, thinks = workload.calls_per_session, workload.calls_per_session - 1.0
-    high = sessions / (thinks * workload.gap_mean_s + calls * 0.5 * first_s)
+    high = sessions / workload.session_s(0.5 * first_s)
 
     def settled(state: State, rate: Array, iterations: int) -> State:
         return _iterate(state, iterations, pools, workload, llm, rate, seen)

@@ -31,6 +31,7 @@ from breakeven.models.operators import (
     permute_s,
     read_s,
 )
+from breakeven.models.speculation import Speculations
 from breakeven.models.tables import Engine, Hardware, ResolvedStage
 
 ACTIVATION_BYTES = 2.0  # activations cross the links in 16 bit
@@ -191,8 +192,13 @@ def _attention_curve(stage: ResolvedStage, llm: LLM, kv_bytes: Array, phase: str
     return {key: jnp.where(latent, mla.get(key, 0.0), own[key]) for key in own}
 
 
-def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_bytes: Array) -> Coefficients:
-    """Coefficients of an attention stage: projections, KV cache, scores and values, one all-reduce a layer."""
+def attention_coefficients(
+    stage: ResolvedStage, llm: LLM, engine: Engine, kv_bytes: Array, queries: Array | float = 1.0
+) -> Coefficients:
+    """Coefficients of an attention stage: projections, KV cache, scores and values, one all-reduce a layer.
+
+    A decoding sequence has `queries` tokens in a step, which read its cache once.
+    """
     hw, t = stage.hardware, stage.choice.tensor_parallel
     decode = _attention_curve(stage, llm, kv_bytes, "decode")
     prefill = _attention_curve(stage, llm, kv_bytes, "prefill")
@@ -223,11 +229,11 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
         + llm.window_tokens * window_s,
         context_s=smooth_max(
             read_s(decode, llm.index_elements_per_token * kv_bytes, cache_bandwidth),
-            compute_s(decode, llm.index_flops_per_pair, t * peak),
+            compute_s(decode, queries * llm.index_flops_per_pair, t * peak),
         ),
         selected_context_s=smooth_max(
             read_s(decode, llm.kv_elements_per_token * kv_bytes, cache_bandwidth),
-            compute_s(decode, llm.decode_flops_per_pair, t * peak),
+            compute_s(decode, queries * llm.decode_flops_per_pair, t * peak),
         ),
         prefill_context_s=read_s(
             decode, (llm.kv_elements_per_token + llm.index_elements_per_token) * kv_bytes, cache_bandwidth
@@ -240,9 +246,12 @@ def attention_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, kv_by
     )
 
 
-def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Array | float = 0.0) -> Coefficients:
+def ffn_coefficients(
+    stage: ResolvedStage, llm: LLM, engine: Engine, apart: Array | float = 0.0, queries: Array | float = 1.0
+) -> Coefficients:
     """Coefficients of a feed-forward stage: dense layers, shared experts, LM head, routed experts, collectives.
 
+    A decoding sequence has `queries` tokens in a step, all of which pass the LM head.
     Where it stands `apart` from attention (1.0), tokens come from there to their experts: nothing is left to dispatch.
     """
     hw, choice = stage.hardware, stage.choice
@@ -267,7 +276,7 @@ def ffn_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine, apart: Arra
         collective_token_s=token_s + dispatch_token_s,
         collective_root_s=root_s + dispatch_root_s,
         activation_token_s=_activations_s(stage, llm, engine),
-        sequence_s=2.0 * llm.head_weights / (t * stage.head_flops_per_s),
+        sequence_s=queries * 2.0 * llm.head_weights / (t * stage.head_flops_per_s),
     )
 
 
@@ -301,6 +310,24 @@ def _linear(*terms: tuple[Array | None, Array]) -> Array:
     for coefficient, amount in terms:
         found = found if coefficient is None else found + coefficient * amount
     return found
+
+
+def speculated_time(
+    side: Coefficients, llm: LLM, way: Speculations, tokens: Array, rank_tokens: Array, context: Array
+) -> StepTime:
+    """A token's share of a decode step that verifies drafted tokens, and of drafting them: `decode_time` where steps
+    yield more than one token each."""
+    q = way.verified
+    fed = decode_time(side, llm, tokens * q, rank_tokens * q, context)
+    plain = decode_time(side, llm, tokens, rank_tokens, context)
+    more = (q - 1.0) * side.sequence_s * rank_tokens  # which counts the tokens of a sequence itself
+    verify = fed._replace(attention_s=plain.attention_s, overhead_s=fed.overhead_s - more)
+    draft = plain.scaled(way.weights_share)
+    shift = way.layers_share - way.weights_share
+    draft = draft._replace(
+        overhead_s=draft.overhead_s + shift * side.step_s, collective_s=draft.collective_s + shift * side.collective_s
+    )
+    return verify.plus(draft.scaled(way.drafts)).scaled(1.0 / way.yielded)
 
 
 def decode_time(side: Coefficients, llm: LLM, tokens: Array, rank_tokens: Array, context: Array) -> StepTime:

@@ -20,6 +20,7 @@ from breakeven.models.inputs import pick
 from breakeven.models.kernel_curves import curves
 from breakeven.models.llm import LLM
 from breakeven.models.local import Correction, Local, correction
+from breakeven.models.speculation import Speculation, Speculations, speculations
 from breakeven.models.tiers import Stack, TierRows, tier_rows
 from breakeven.models.topology import STAGES
 
@@ -132,6 +133,7 @@ class Catalog:
     economy: Economy
     local: Local | None = None  # corrections from the user's own measurements
     tiers: TierRows | None = None  # of KV cache below HBM
+    speculations: Speculations | None = None  # ways to decode speculatively
 
 
 def _floats(values: Sequence[float]) -> Array:
@@ -223,6 +225,7 @@ def catalog(
     electricity_usd_per_hour: Sequence[float] | None = None,
     kv_tiers: Sequence[Stack] = (),
     local: Local | None = None,
+    speculation: Sequence[Speculation] = (),
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
     electricity = [0.0] * len(accelerators) if electricity_usd_per_hour is None else electricity_usd_per_hour
@@ -244,6 +247,7 @@ def catalog(
         economy=economy,
         local=local,
         tiers=tier_rows(kv_tiers),
+        speculations=speculations(speculation),
     )
 
 
@@ -299,6 +303,7 @@ class Resolved:
     tiers: TierRows | None  # (n, LEVELS)
     activations: Activations | None = None  # None: no candidate's attention stands apart from its feed-forward layers
     correction: Correction | None = None
+    speculation: Speculations | None = None  # None: no candidate speculates
 
     @property
     def balanced(self) -> Array:
@@ -348,6 +353,11 @@ def _activations(deployment: Deployment, catalog: Catalog) -> Activations | None
     return Activations(links.bytes_per_s[row], links.latency_s[row], links.through_nic[row], deployment.micro_batches)
 
 
+def _speculation(deployment: Deployment, catalog: Catalog) -> Speculations | None:
+    row = deployment.speculation
+    return None if row is None else jax.tree.map(lambda column: column[row], catalog.speculations)
+
+
 def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
     """Gather each candidate's peaks, bandwidths, efficiencies and prices; every leaf gets shape (n,)."""
 
@@ -371,4 +381,5 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         correction=None if catalog.local is None else correction(deployment, catalog.local),
         tiers=jax.tree.map(lambda column: column[deployment.kv_tiers], catalog.tiers),
         activations=_activations(deployment, catalog),
+        speculation=_speculation(deployment, catalog),
     )

@@ -175,7 +175,8 @@ def _step_in_progress(point: OperatingPoint, pools: Pools) -> tuple[Wait, Wait]:
     """A call that arrives in a shared pool first waits for the step in progress to end: one of decode, or, where the
     micro-batches of a pipeline keep step with it, one with another call's chunk."""
     busy = -jnp.expm1(-point.state.batch)
-    decode = uniform_wait(pools.shared * busy * (1.0 - point.prefill_share), jnp.maximum(point.step_s, 1e-6))
+    step_s = jnp.maximum(point.step_s * pools.decode.yielded, 1e-6)
+    decode = uniform_wait(pools.shared * busy * (1.0 - point.prefill_share), step_s)
     others = pools.chunked * point.prefill_share * (1.0 - 1.0 / pools.prefill_ways)
     return decode, uniform_wait(others, jnp.maximum(point.chunk_step_s, 1e-6))
 
@@ -201,7 +202,7 @@ def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LL
     if pools.encode is not None:
         found_s, lost_s = pools.encode.found_mean_s, pools.encode.lost_mean_s
         call_s = call_s + found_s + state.miss * (lost_s - found_s)
-    session_s = workload.calls_per_session * call_s + (workload.calls_per_session - 1.0) * workload.gap_mean_s
+    session_s = workload.session_s(call_s)
     full = (point.prefill_utilization >= 1.0) | (decode_utilization(point, pools, workload, llm) >= 1.0)
     full = full | (waits.encode_utilization >= 1.0)
     return jnp.where(full, jnp.inf, rate * session_s)

@@ -5,7 +5,7 @@ traced code and another one does not recompile. Tokens and seconds.
 """
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import jax
@@ -15,6 +15,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from breakeven.models.distributions import Distribution, Empirical, Floats
+from breakeven.models.forks import Forks, ForkTime, SubAgents, largest_normal, sample_forks
 from breakeven.models.inputs import number
 from breakeven.models.media import Media
 from breakeven.models.sessions import MAX_GAP_S, Sessions, SessionSpec, sample_sessions
@@ -107,7 +108,21 @@ class Workload:
     arrival_cv2: Leaf  # squared coefficient of variation of the sessions' interarrival time
     sessions_per_second: Leaf | None = None  # open load, whole deployment; scalar or one per candidate
     concurrent_sessions: Leaf | None = None  # closed population; at most one of the two is given
+    forks: ForkTime | None = None  # sub-agents
     first_wave_share: Leaf | None = None  # of a benchmark's requests, those that all come at its start
+
+    def session_s(self, call_mean_s: Array, call_variance: Array | None = None) -> Array:
+        """Mean time of a session whose calls take so long: its own, and its gaps with the sub-agents in them.
+
+        Without a variance, that of calls as irregular as their outputs.
+        """
+        if self.forks is None:
+            return self.calls_per_session * call_mean_s + (self.calls_per_session - 1.0) * self.gap_mean_s
+        if call_variance is None:
+            call_variance = call_mean_s**2 * jnp.maximum(self.mean_steps2 / self.mean_steps**2 - 1.0, 0.0)
+        gap_s = self.gap_mean_s + self.forks.added(call_mean_s, call_variance)[0]
+        return self.forks.main_calls * call_mean_s + (self.forks.main_calls - 1.0) * gap_s
+
     images: Images | None = None  # None: no call has anything to encode
 
 
@@ -125,7 +140,18 @@ def workload(
 def _build(spec: SessionSpec, max_context: float, arrival_cv: float, sessions: int, seed: int) -> Workload:
     sample = sample_sessions(spec, sessions, seed, max_context)
     shared = spec.shared_prefix_tokens if len(spec.classes) == 1 else float(sample.shared_tokens.mean())
-    return _of_sessions(sample, spec.gap_s, shared, arrival_cv, spec.cache_ttl_s, spec.media)
+    agents = sample_forks(spec, sample, seed, max_context)
+    built = _of_sessions(sample, spec.gap_s, shared, arrival_cv, spec.cache_ttl_s, spec.media, agents)
+    if agents is None or spec.forks is None:
+        return built
+    gap = _gap_moments(spec.tool_gap_s)
+    total = np.bincount(sample.session).mean() + agents.prompt_tokens.size / (sample.session[-1] + 1)
+    return replace(built, calls_per_session=_leaf(total), forks=_fork_time(built, spec.forks, gap))
+
+
+def _fork_time(built: Workload, forks: Forks, gap: tuple[float, float]) -> ForkTime:
+    values = built.calls_per_session, forks.probability, forks.calls, *gap, *largest_normal(forks.width)
+    return ForkTime(*(_leaf(value) for value in values))
 
 
 def recorded_workload(sessions: Sessions, arrival_cv: float = 1.0) -> Workload:
@@ -155,10 +181,22 @@ def _of_sessions(
     arrival_cv: float,
     ttl_s: float = MAX_GAP_S,
     media: Media | None = None,
+    agents: SubAgents | None = None,
 ) -> Workload:
+    def of_all(name: str) -> Floats:
+        own = getattr(sample, name)
+        return own if agents is None else np.concatenate([own, getattr(agents, name).ravel()])
+
+    def new_tokens(name: str) -> Floats:
+        """To prefill with the prefix cached; a sub-agent's first call finds that of its parent."""
+        theirs = "observation_tokens" if name == "resident_tokens" else name
+        own = getattr(sample, name)
+        return own if agents is None else np.concatenate([own, getattr(agents, theirs).ravel()])
+
     calls = np.bincount(sample.session).astype(float)
-    prompt, output = sample.prompt_tokens, sample.output_tokens
-    steps, need, left = output - 1.0, prompt + output, prompt + output - sample.shared_tokens
+    prompt, output = of_all("prompt_tokens"), of_all("output_tokens")
+    steps, need = output - 1.0, prompt + output
+    left = sample.prompt_tokens + sample.output_tokens - sample.shared_tokens
     session_bins = bins(calls, CALL_NODES)
     output_bins = bins(steps, OUTPUT_NODES)
     middle, middle_var = _weighted(prompt + 0.5 * output, steps)
@@ -172,9 +210,9 @@ def _of_sessions(
         calls_per_session=_leaf(calls.mean()),
         session_calls=_leaf(_bin_means(calls, session_bins)),
         session_weight=_leaf(_weights(session_bins)),
-        resident=prefill_nodes(sample.resident_tokens, prompt, found),
-        recomputed=prefill_nodes(sample.recomputed_tokens, prompt, found),
-        missed=prefill_nodes(sample.missed_tokens, prompt, held),
+        resident=prefill_nodes(new_tokens("resident_tokens"), prompt, found),
+        recomputed=prefill_nodes(new_tokens("recomputed_tokens"), prompt, found),
+        missed=prefill_nodes(of_all("missed_tokens"), prompt, held),
         output_weight=_leaf(_weights(output_bins)),
         output_steps=_leaf(_bin_means(steps, output_bins)),
         output_inverse=_leaf(_bin_means(1.0 / np.maximum(steps, 1.0), output_bins)),

@@ -60,6 +60,7 @@ class Encoding:
             "kv": names.kv,
             "tiers": [stack.id for stack in names.tiers],
             "links": [link.id for link in names.links],
+            "speculation": [way.id for way in names.speculations],
         }
         words = known.get(name.rpartition(".")[2])
         return [v if words is None else words[v] for v in self.values[name]]

@@ -242,6 +242,7 @@ DOUBTS = {
     "cache_short": "more than 2 % of the prefixes evicted (5 % where prefill is apart)",
     "in_step": "prefill and decode in one pool of pipeline stages or data-parallel ranks",
     "sides_apart": "one side of prefill alone shares a pool with decode, which is not simulated",
+    "speculation": "speculation beside chunks of prefill, which is not simulated",
     "encoder": "images encoded in a decode pool, which is not simulated",
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from breakeven.models.attainment import Slo
 from breakeven.models.distributions import Floats
+from breakeven.models.forks import SubAgents
 from breakeven.models.sessions import Sessions
 from breakeven.models.simulation import (
     Bounds,
@@ -18,6 +19,7 @@ from breakeven.models.simulation import (
     Simulated,
     Window,
     call_s,
+    fork_s,
     machines,
     plan,
     replay,
@@ -51,11 +53,17 @@ class Simulator:
 
     evaluator: Evaluator
     draw: Callable[[int], Sessions]  # about so many sessions of the workload: sampled, or all that were recorded
+    fork: Callable[[Sessions], SubAgents | None] = lambda _: None  # their sub-agents
 
     @cached_property
     def sample(self) -> Sessions:
         """The sessions that every simulation draws from."""
         return self.draw(int(np.clip(SAMPLED_CALLS / self.calls_per_session, 500, 50_000)))
+
+    @cached_property
+    def agents(self) -> SubAgents | None:
+        """The sub-agents of its sessions."""
+        return self.fork(self.sample)
 
     @property
     def calls_per_session(self) -> float:
@@ -91,7 +99,7 @@ class Ready:
     @property
     def fits(self) -> bool:
         """Whether weights and the longest sequence fit, and pools are shared in a way that can be simulated."""
-        if self["doubt_sides_apart"] or self["doubt_encoder"]:
+        if self["doubt_sides_apart"] or self["doubt_encoder"] or self["doubt_speculation"]:
             return False
         return self["excess_weights"] <= 0.0 and self["excess_kv_cache"] <= 0.0
 
@@ -100,6 +108,7 @@ class Ready:
         """Sessions in progress, expected."""
         sample = self.simulator.sample
         spent = self.expected_s.sum() + sample.gap_after_s[~sample.last].sum()
+        spent += fork_s(sample, self.simulator.agents, self.expected_s).sum()
         known = self.load.concurrent_sessions
         return known or self["sessions_per_second"] * spent / sample.last.sum()
 
@@ -151,7 +160,15 @@ class Ready:
             tier.capacity * (1 if tier.shared else ready.prefill_engines) for tier in ready.tiers[: ready.levels]
         )
         coming = traffic(
-            simulator.sample, self.load, expected, window.horizon_s, ready.prefill_engines, split, cache, seed
+            simulator.sample,
+            self.load,
+            expected,
+            window.horizon_s,
+            ready.prefill_engines,
+            split,
+            cache,
+            seed,
+            simulator.agents,
         )
         return simulate(ready, coming, log_rows)
 
@@ -177,4 +194,5 @@ class Ready:
         """Half as long again as the longest sampled session should last."""
         sample = self.simulator.sample
         spent = self.expected_s + np.where(sample.last, 0.0, sample.gap_after_s)
+        spent = spent + fork_s(sample, self.simulator.agents, self.expected_s)
         return 1.5 * float(np.bincount(sample.session, weights=spent).max())

@@ -18,6 +18,7 @@ from jax import Array
 from breakeven.models.architecture import Architecture
 from breakeven.models.deployment import ROUTING, STAGE_FIELDS, Deployment, Stage
 from breakeven.models.hardware import Accelerator, Link
+from breakeven.models.speculation import Speculation
 from breakeven.models.tiers import Stack
 from breakeven.models.topology import COLUMNS, STAGES, Topology, topology
 
@@ -58,6 +59,12 @@ class Names:
     weights: tuple[str, ...]
     kv: tuple[str, ...]
     tiers: tuple[Stack, ...] = (Stack("none"),)
+    speculations: tuple[Speculation, ...] = (Speculation("none"),)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether some candidate decodes speculatively."""
+        return any(way.acceptance for way in self.speculations)
 
     @property
     def accelerator_ids(self) -> tuple[str, ...]:
@@ -116,11 +123,13 @@ class Family:
     links: np.ndarray
     routing: np.ndarray  # codes of ROUTING
     micro_batches: np.ndarray  # in flight between attention and feed-forward pools; 1 where there are none
+    speculation: np.ndarray
 
     @property
     def radices(self) -> tuple[int, ...]:
         pools = tuple(len(table["replicas"]) for table in self.tables)
-        return (*pools, len(self.kv), len(self.tiers), len(self.links), len(self.routing), len(self.micro_batches))
+        joint = self.kv, self.tiers, self.links, self.routing, self.micro_batches, self.speculation
+        return (*pools, *[len(axis) for axis in joint])
 
     @property
     def size(self) -> int:
@@ -171,17 +180,18 @@ class Space:
         ids = np.asarray(ids, np.int64)
         out: dict[str, np.ndarray] = {"family": self.family(ids)}
         fields = [f"{slot}_{name}" for slot in self.slots for name in POOL_FIELDS]
-        joint = ("kv", "tiers", "link", "routing", "micro_batches")
+        joint = ("kv", "tiers", "link", "routing", "micro_batches", "speculation")
         out |= {name: np.zeros(len(ids), np.int64) for name in (*joint, *fields)}
         for f, family in enumerate(self.families):
             here = np.flatnonzero(out["family"] == f)
             if not len(here):
                 continue
-            *pools, kv, tiers, link, routing, parts = family.digits(ids[here] - self.offsets[f])
+            *pools, kv, tiers, link, routing, parts, way = family.digits(ids[here] - self.offsets[f])
             out["kv"][here], out["tiers"][here] = family.kv[kv], family.tiers[tiers]
             out["link"][here] = family.links[link]
             out["routing"][here] = family.routing[routing]
             out["micro_batches"][here] = family.micro_batches[parts]
+            out["speculation"][here] = family.speculation[way]
             for slot in self.slots:
                 pool = family.topology.labels[COLUMNS.index(slot)]
                 for name in POOL_FIELDS:
@@ -203,6 +213,8 @@ class Space:
         if self.apart:
             activations["activation_link"] = _array(c["link"], np.int32)
             activations["micro_batches"] = _array(c["micro_batches"], np.float32)
+        if self.names.speculates:
+            activations["speculation"] = _array(c["speculation"], np.int32)
         return Deployment(
             **stages,
             kv=_array(c["kv"], np.int32),
@@ -231,6 +243,8 @@ class Space:
         out["routing"] = _named(c["routing"], ROUTING)
         if self.apart:
             out["micro_batches"] = c["micro_batches"]
+        if self.names.speculates:
+            out["speculation"] = _named(c["speculation"], [way.id for way in self.names.speculations])
         return pd.DataFrame(out)
 
     def blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -270,6 +284,7 @@ class Domains:
     kv_tiers: tuple[str, ...] = ("none",)
     routing: tuple[str, ...] = ("affinity",)
     micro_batches: tuple[int, ...] = (2,)
+    speculation: tuple[str, ...] = ("none",)
 
 
 def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
@@ -277,6 +292,7 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
     families = []
     kv = np.array([names.kv.index(k) for k in domains.kv])
     tiers = np.array([[stack.id for stack in names.tiers].index(name) for name in domains.kv_tiers])
+    ways = np.array([[way.id for way in names.speculations].index(name) for name in domains.speculation])
     routing = np.array([ROUTING.index(r) for r in domains.routing])
     all_links = np.array([[link.id for link in names.links].index(name) for name in domains.links])
     for name in domains.topologies:
@@ -287,7 +303,7 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
         )
         links = all_links if len(chosen.pools) > 1 else all_links[:1]
         parts = np.array(domains.micro_batches if apart else (1,))
-        families.append(Family(chosen, tables, kv, tiers, links, routing, parts))
+        families.append(Family(chosen, tables, kv, tiers, links, routing, parts, ways))
     return Space(tuple(families), names)
 
 

@@ -17,7 +17,14 @@ from breakeven.spaces.space import Family, Space
 NUMBERS = ("replicas", "max_batch", "token_budget")
 NAMED = ("accelerator", "weights", "expert_parallel")  # every other value is a neighbour; of numbers, the next ones
 
-AXES = ("kv", "tiers", "links", "routing", "micro_batches")  # what joins the pools, as a family's last digits
+AXES = (
+    "kv",
+    "tiers",
+    "links",
+    "routing",
+    "micro_batches",
+    "speculation",
+)  # what joins the pools, as a family's last digits
 
 Table = dict[str, np.ndarray]
 

@@ -15,6 +15,7 @@ import yaml
 
 from breakeven.models.hardware import accelerator, link
 from breakeven.models.inputs import InputError, known_fields, pick
+from breakeven.models.speculation import NONE, way_id
 from breakeven.models.tiers import stack
 from breakeven.models.topology import COLUMNS, TOPOLOGIES, Topology, topology
 from breakeven.spaces.space import POOL_FIELDS
@@ -39,8 +40,8 @@ _JUDGED_BY = (
     "power",
     "economics",
 )
-_JOINT = ("topology", "kv", "kv_tiers", "link", "routing", "micro_batches")
-_DEFINED = ("accelerators", "links", "kv_tiers")
+_JOINT = ("topology", "kv", "kv_tiers", "link", "routing", "micro_batches", "speculation")
+_DEFINED = ("accelerators", "links", "kv_tiers", "speculation")
 _EXPECTED = ("expected_cost_per_hour_usd", "expected_slo_attainment")
 
 
@@ -93,6 +94,8 @@ def choices(row: Mapping[str, Any]) -> dict[str, Any]:
     found |= {"kv": row["kv"], "kv_tiers": row["kv_tiers"], "routing": row["routing"]}
     if chosen.prefill_apart or chosen.decode_apart:
         found["micro_batches"] = _plain(row["micro_batches"])
+    if row.get("speculation", NONE) != NONE:
+        found["speculation"] = row["speculation"]
     return found | ({"link": row["link"]} if len(chosen.pools) > 1 else {})
 
 
@@ -143,6 +146,7 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
     own = {accelerator(spec).id: spec for spec in definitions.get("accelerators", [])}
     links = {link(spec).id: spec for spec in definitions.get("links", [])}
     tiers = {stack(spec).id: spec for spec in definitions.get("kv_tiers", [])}
+    ways = {way_id(spec): spec for spec in definitions.get("speculation", [])}
     space: dict[str, Any] = {"topologies": [name]}
     for pool in chosen_topology.pools:
         given = deployment.get(pool)
@@ -158,6 +162,7 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
         ("kv_tiers", "kv_tiers", tiers),
         ("routing", "routing", {}),
         ("micro_batches", "micro_batches", {}),
+        ("speculation", "speculation", ways),
         ("link", "links", links),
     ):
         if key in deployment:

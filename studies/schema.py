@@ -74,6 +74,7 @@ class SpaceChoices(PoolChoices):
     micro_batches: Counts = Field(default_factory=lambda: [1, 2, 3])
     kv: Names = "bf16"
     kv_tiers: Named = "none"
+    speculation: Named = "none"
     links: Named = "ib-ndr-400"
     routing: Names = "affinity"
     shared: PoolChoices = PoolChoices()

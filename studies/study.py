@@ -15,6 +15,7 @@ from breakeven.models.architecture import Architecture
 from breakeven.models.attainment import Bound, Slo
 from breakeven.models.business_case import ApiPrice, api_price
 from breakeven.models.catalog import table
+from breakeven.models.forks import sample_forks
 from breakeven.models.hardware import Accelerator, Link, accelerator, link
 from breakeven.models.inputs import InputError, known_fields, number, pick
 from breakeven.models.llm import LLM, llm
@@ -22,6 +23,7 @@ from breakeven.models.media import seen_by
 from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownership
 from breakeven.models.prices import Prices, read_skypilot
 from breakeven.models.sessions import SessionSpec, sample_sessions, session_spec
+from breakeven.models.speculation import speculation
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
 from breakeven.models.tiers import stack
 from breakeven.models.topology import ANY, TOPOLOGIES, Topology, any_topology, topology
@@ -189,7 +191,9 @@ class Study:
         for key in changes:
             pick(f"links.{key}", key, [row.id for row in links])
         tiers = [stack(spec, f"space.kv_tiers.{i}") for i, spec in enumerate(_listed(space.kv_tiers))]
-        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers))
+        named = _listed(space.speculation)
+        ways = [speculation(spec, self.architecture, f"space.speculation.{i}") for i, spec in enumerate(named)]
+        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers), tuple(ways))
 
     def _pool_domain(self, topology: Topology, pool: int) -> PoolDomain:
         """The choices of a pool: its own by name, then those of its side and its phase, then the space's."""
@@ -230,6 +234,7 @@ class Study:
             kv_tiers=_unique([row.id for row in self.names.tiers]),
             routing=_unique(_listed(choices.routing)),
             micro_batches=_unique(_listed(choices.micro_batches)),
+            speculation=_unique([way.id for way in self.names.speculations]),
         )
         space = build_space(domains, self.names, self.architecture)
         if space.size == 0:
@@ -265,6 +270,7 @@ class Study:
             [0.0 if bill is None else bill.electricity for bill in self.bills],
             self.names.tiers,
             as_arrays(self.local, self.names) if self.local else None,
+            self.names.speculations,
         )
 
     @property
@@ -435,4 +441,8 @@ class Study:
             replayed = self.recorded.sessions(context)
             return Simulator(evaluator or self.evaluator(), lambda _: replayed)
         spec = self.session_spec
-        return Simulator(evaluator or self.evaluator(), lambda sessions: _sampled(spec, sessions, 1, context))
+        return Simulator(
+            evaluator or self.evaluator(),
+            lambda sessions: _sampled(spec, sessions, 1, context),
+            lambda sample: sample_forks(spec, sample, 1, context),
+        )

@@ -45,6 +45,7 @@ class Reference:
         prefill = [Engine(plan.prefill, plan.prefill_capacity) for _ in range(plan.prefill_engines)]
         decode = [Engine(plan.decode, plan.decode_capacity) for _ in range(plan.decode_engines)]
         self.engines = prefill + decode
+        self.sessions, self.open = traffic.sessions, dict[int, int]()
         self.home = traffic.sessions["home"].tolist()
         self.where: dict[int, int] = {}
         n = len(self.calls)
@@ -94,6 +95,8 @@ class Reference:
         session = int(call.session)
         pool, routing = range(self.plan.prefill_engines), self.plan.routing
         holders = [i for i in pool if session in self.engines[i].cache]
+        if call.first and self.sessions["parent"][session] >= 0:
+            holders = [self.where[session]]
         if routing == RANDOM:
             r = int(call.tie * len(pool))
         elif routing == BALANCED or (routing == PREFIX_AWARE and not holders):
@@ -120,6 +123,11 @@ class Reference:
             return False
         session = int(call.session)
         hit = session in e.cache and not again
+        parent = int(self.sessions["parent"][session])
+        above = int(self.calls[parent].session) if parent >= 0 and call.first and not again else -1
+        if above in e.cache and above not in e.resumes:
+            hit = True
+            e.cache.move_to_end(above)
         self.hit[c] = self.hit[c] if again else hit
         kept = e.cache.get(session, 0.0) if session in e.resumes else 0.0
         e.resumes.discard(session)
@@ -240,8 +248,19 @@ class Reference:
 
     def finish(self, c: int) -> None:
         self.end[c] = self.now
-        if not self.calls[c].last:
-            heapq.heappush(self.events, (self.now + self.calls[c].gap_s + self.plan.request_s, ARRIVAL, c + 1))
+        call, after = self.calls[c], self.plan.request_s
+        parent = int(self.sessions["parent"][call.session])
+        if not call.last and call.forks > 0:
+            self.open[c] = int(call.forks)
+            for child in range(int(call.fork), int(call.fork + call.forks)):
+                self.where[child] = self.where[int(call.session)]
+                heapq.heappush(self.events, (self.now + after, ARRIVAL, int(self.sessions["first_call"][child])))
+        elif not call.last:
+            heapq.heappush(self.events, (self.now + call.gap_s + after, ARRIVAL, c + 1))
+        elif parent >= 0:
+            self.open[parent] -= 1
+            if self.open[parent] == 0:
+                heapq.heappush(self.events, (self.now + self.calls[parent].gap_s + after, ARRIVAL, parent + 1))
 
     def transferred(self, c: int) -> None:
         call, plan = self.calls[c], self.plan

@@ -114,6 +114,66 @@ def test_equal_to_the_step_by_step_reference(mode: int, limited: bool, routing: 
             assert found.cache_hit < 1.0
 
 
+def forked(traffic: Traffic, seed: int) -> Traffic:
+    """The same with one to three sub-agents of one to three calls after a third of the calls that others follow."""
+    rng, main = np.random.default_rng(seed), len(traffic.sessions)
+    parents = np.flatnonzero(~traffic.calls["last"] & (rng.random(len(traffic.calls)) < 0.33))
+    width = rng.integers(1, 4, len(parents))
+    count = rng.integers(1, 4, int(width.sum()))
+    parent, of = np.repeat(parents, width), np.repeat(np.arange(len(count)), count)
+    calls, rows = new_calls(len(of)), new_sessions(len(count))
+    index = np.arange(len(of)) - (np.cumsum(count) - count)[of]
+    calls["session"], calls["first"], calls["last"] = main + of, index == 0, index == count[of] - 1
+    grown = traffic.calls["prompt"] + traffic.calls["output"]
+    calls["prompt"], calls["shared"] = grown[parent][of] + 40.0 * (index + 1.0), 50.0
+    calls["output"], calls["tie"] = rng.integers(1, 40, len(of)), rng.random(len(of))
+    calls["hit_tokens"], calls["missed_tokens"] = 40.0, calls["prompt"] - 50.0
+    calls["gap_s"] = rng.exponential(0.1, len(of))
+    rows["first_call"], rows["start_s"] = len(traffic.calls) + np.cumsum(count) - count, np.inf
+    rows["parent"] = parent
+    every = np.concatenate([traffic.calls, calls]).view(np.recarray)
+    every["fork"][parents], every["forks"][parents] = main + np.cumsum(width) - width, width
+    sessions = np.concatenate([traffic.sessions, rows]).view(np.recarray)
+    return Traffic(every, sessions, traffic.starts, traffic.warm, traffic.playing)
+
+
+@pytest.mark.parametrize("mode", [COLOCATED, CHUNKED, SPLIT])
+@pytest.mark.parametrize("routing", range(4))
+@pytest.mark.parametrize("limited", [False, True])
+def test_forks_and_joins_equal_the_reference(mode: int, routing: int, limited: bool) -> None:
+    """A call after a fork comes its gap after the last sub-agent has ended; these find their parent's prefix."""
+    plan = case(mode, limited, routing)._replace(preempts=mode != SPLIT and limited)
+    for seed in range(2):
+        expected = Reference(plan, forked(small_traffic(40, 2, 8.0, seed), seed))
+        given = forked(small_traffic(40, 2, 8.0, seed), seed)
+        forks = np.flatnonzero(given.calls["forks"] > 0)
+        parent = given.sessions["parent"]
+        found = simulate(plan, given)
+        assert np.isfinite(found.calls["end_s"]).all() and (found.calls["forks"] == 0).all()
+        np.testing.assert_allclose(found.calls["end_s"], expected.end, rtol=0, atol=1e-9)
+        np.testing.assert_array_equal(found.calls["found"] == 1, expected.hit)
+        ends = np.zeros(len(found.calls))
+        children = parent[found.calls["session"]]
+        inside = children >= 0
+        np.maximum.at(ends, children[inside], found.calls["end_s"][inside])
+        waited = found.calls["arrival_s"][forks + 1] - ends[forks]
+        np.testing.assert_allclose(waited, found.calls["gap_s"][forks], atol=1e-9)
+        assert found.sessions["measured"].sum() == 40
+
+
+def test_a_shared_prefix_is_held_once() -> None:
+    """Two sessions at once: 50 tokens of it, and 100 + 10 of each."""
+    traffic = single(np.full(2, 150.0), np.zeros(2))
+    traffic.calls["shared"], traffic.calls["output"] = 50.0, 10.0
+    traffic.calls["missed_tokens"] = traffic.calls["hit_tokens"] = 100.0
+    for preempts in (False, True):
+        found = simulate(PLAN._replace(prefill_engines=1, preempts=preempts), traffic)
+        assert found.engines["peak"].tolist() == [270.0]
+        traffic = single(np.full(2, 150.0), np.zeros(2))
+        traffic.calls["shared"], traffic.calls["output"] = 50.0, 10.0
+        traffic.calls["missed_tokens"] = traffic.calls["hit_tokens"] = 100.0
+
+
 @pytest.mark.parametrize("mode", [COLOCATED, CHUNKED])
 @pytest.mark.parametrize("routing", range(4))
 @pytest.mark.parametrize("capacity", [2100.0, 3500.0])

@@ -125,7 +125,7 @@ GRID = [
     pytest.param(
         {"topologies": "pd", "replicas": 4, "routing": "balanced", "workload": "rag-docqa"}, 2.0, 0.05, id="rag"
     ),
-    # Transfers and steps both grow with the prompt here: bounds on both are met together more often than by chance.
+    # The time to the first token hardly varies here: a bound 1 % off is met by 7 % more calls.
     pytest.param({"topologies": "E | PA PF | DA | DF", "replicas": 2, **SCREENS}, 0.4, 0.08, id="encoder-afd"),
     pytest.param({"topologies": "pd", "replicas": 4, "routing": "random", "workload": "chat"}, 1.0, 0.05, id="random"),
     pytest.param({"topologies": "pd", "replicas": 4, "routing": "prefix-aware"}, 0.03, 0.05, id="prefix-aware"),

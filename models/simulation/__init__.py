@@ -12,5 +12,6 @@ from breakeven.models.simulation.simulation import simulate as simulate
 from breakeven.models.simulation.traffic import Load as Load
 from breakeven.models.simulation.traffic import Traffic as Traffic
 from breakeven.models.simulation.traffic import call_s as call_s
+from breakeven.models.simulation.traffic import fork_s as fork_s
 from breakeven.models.simulation.traffic import replay as replay
 from breakeven.models.simulation.traffic import traffic as traffic

@@ -19,6 +19,11 @@ def compiled(function: Callable[..., Any]) -> Any:
     return numba.njit(error_model="numpy", nogil=True, forceinline=True)(function)
 
 
+def seldom(function: Callable[..., Any]) -> Any:
+    """`function` compiled once, apart from those that call it: for what happens so seldom that copies do not pay."""
+    return numba.njit(error_model="numpy", nogil=True)(function)
+
+
 def kept(function: Callable[..., Any]) -> Any:
     """`function` compiled, and its machine code kept for the next process where a cache folder can be written: beside
     the module, else the user's. On a read-only system each process compiles it anew.

@@ -16,7 +16,7 @@ from math import ceil, inf, sqrt
 from typing import Any
 
 from breakeven.models.deployment import BALANCED, PREFIX_AWARE, RANDOM
-from breakeven.models.simulation.compiled import compiled, kept, source_digest
+from breakeven.models.simulation.compiled import compiled, kept, seldom, source_digest
 from breakeven.models.simulation.queues import (
     enqueue,
     enter_cache,
@@ -126,7 +126,7 @@ def _make_way(plan: Plan, s: State, r: int, now: float) -> None:
         make_room(plan, s, r)
 
 
-@compiled
+@seldom
 def _preempt(plan: Plan, s: State, r: int, c: int, now: float) -> None:
     """Take a call out of service: what it has written becomes part of its prompt."""
     call, engine, topk = s.calls[c], s.engines[r], plan.decode.sparse_topk
@@ -190,6 +190,28 @@ def _awaited(plan: Plan, s: State, c: int) -> bool:
     return _whole(plan, s, c) or plan.window_start_s <= s.calls[c].arrival_s < plan.window_end_s
 
 
+@seldom
+def _fork(plan: Plan, s: State, c: int, now: float) -> None:
+    """Start the sub-agents of a call, on the replica that holds its prefix; the call after it waits for the last."""
+    call = s.calls[c]
+    for i in range(call.forks):
+        child = s.sessions[call.fork + i]
+        child.where = s.sessions[call.session].where
+        push_event(s, now + plan.request_s, ARRIVAL, child.first_call, 0)
+
+
+@seldom
+def _parents_prefix(plan: Plan, s: State, c: int, r: int, now: float) -> bool:
+    """Whether engine `r` holds in HBM the prefix that a sub-agent's first call has from its parent; it is used anew."""
+    index = s.calls[s.sessions[s.calls[c].session].parent].session
+    session = s.sessions[index]
+    if not session.cached or session.where != r or session.level != 0 or session.resumes:
+        return False
+    leave_cache(plan, s, index)
+    enter_cache(plan, s, index, r, session.tokens, now)
+    return True
+
+
 @compiled
 def _end(plan: Plan, s: State, c: int, now: float) -> None:
     """A call ends; its session's next call comes a gap later, or after its last one another session may start."""
@@ -199,8 +221,16 @@ def _end(plan: Plan, s: State, c: int, now: float) -> None:
         clock.left += 1
     if _awaited(plan, s, c) and (call.last or not _whole(plan, s, c)):
         clock.outstanding -= 1
+    parent = s.sessions[call.session].parent
     if not call.last:
-        push_event(s, now + call.gap_s + plan.request_s, ARRIVAL, c + 1, 0)
+        if call.forks > 0:
+            _fork(plan, s, c, now)
+        else:
+            push_event(s, now + call.gap_s + plan.request_s, ARRIVAL, c + 1, 0)
+    elif parent >= 0:
+        s.calls[parent].forks -= 1
+        if s.calls[parent].forks == 0:  # the last of its sub-agents has ended
+            push_event(s, now + s.calls[parent].gap_s + plan.request_s, ARRIVAL, parent + 1, 0)
     elif clock.waiting_session < clock.playing:
         following = s.sessions[clock.waiting_session].first_call
         clock.waiting_session += 1
@@ -215,12 +245,13 @@ def _arrive(plan: Plan, s: State, c: int, now: float) -> int:
     call.arrival_s = now - plan.request_s
     if plan.window_start_s <= call.arrival_s < plan.window_end_s:
         clock.arrived += 1
-        session.measured = session.measured or call.first
+        session.measured = session.measured or (call.first and session.parent < 0)
     if _awaited(plan, s, c) and (call.first or not _whole(plan, s, c)):
         clock.outstanding += 1
+    known = _cached(plan, s, c) or (call.first and session.parent >= 0)
     if plan.routing == RANDOM:
         r = int(call.tie * plan.prefill_engines)
-    elif plan.routing == BALANCED or (plan.routing == PREFIX_AWARE and not _cached(plan, s, c)):
+    elif plan.routing == BALANCED or (plan.routing == PREFIX_AWARE and not known):
         r = least_loaded(s, 0, plan.prefill_engines, call.tie)
     elif plan.routing == PREFIX_AWARE:
         r = session.where
@@ -339,10 +370,12 @@ def _begin(plan: Plan, s: State, r: int, c: int, now: float) -> bool:
     session = s.sessions[call.session]
     level = _level(plan, s, c, r)
     held = call.found == READ or level >= 0
+    if call.first and session.parent >= 0 and call.preempted == 0:
+        held = _parents_prefix(plan, s, c, r, now)
     if call.preempted == 0 and call.found != READ:
         # What moved down a tier while the call waited was read back meanwhile.
         kept = READ if level > 0 else HIT
-        call.found = kept if held else (OPENING if call.first else MISSED)
+        call.found = kept if held else (OPENING if call.first and session.parent < 0 else MISSED)
     if call.preempted == 0:
         call.prefill_start_s = now
         call.left = call.hit_tokens if held else call.missed_tokens
@@ -469,6 +502,7 @@ def _start_decode(plan: Plan, s: State, r: int, now: float) -> None:
     engine, speed = s.engines[r], plan.decode
     engine.tokens, engine.step_s = 0.0, _decode_s(plan, s, r)
     growth = (speed.context * engine.batch + speed.selected_context * engine.growing) / (speed.ranks * speed.depth)
+    growth *= (1.0 + speed.drafts * speed.weights_share) / speed.yielded
     if plan.decode_split.apart:
         longer = engine.context + engine.batch, engine.selected + engine.growing
         growth = apart_decode_s(plan.decode_split, float(engine.batch), *longer) - engine.step_s

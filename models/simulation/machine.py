@@ -24,6 +24,7 @@ from breakeven.models.simulation.state import (
     SplitPlan,
     TierPlan,
 )
+from breakeven.models.speculation import Speculations
 from breakeven.models.tables import Catalog, Resolved
 from breakeven.models.tiers import LEVELS
 from breakeven.models.workload import Workload
@@ -91,7 +92,9 @@ def _number(leaf: Any, i: int) -> float:
     return float(values[i if len(values) > 1 else 0])
 
 
-def _speed(stages: tuple[Any, ...], ranks: float, depth: float, catalog: Catalog, i: int) -> Speed:
+def _speed(
+    stages: tuple[Any, ...], ranks: float, depth: float, catalog: Catalog, i: int, way: Speculations | None = None
+) -> Speed:
     """Stages on one engine: both sides, or one of them; parts that none of them has are 0."""
 
     def of(name: str) -> float:
@@ -122,6 +125,10 @@ def _speed(stages: tuple[Any, ...], ranks: float, depth: float, catalog: Catalog
         sparse_topk=_number(llm.sparse_topk, 0),
         ranks=ranks,
         depth=round(depth),
+        drafts=0.0 if way is None else _number(way.drafts, i),
+        yielded=1.0 if way is None else _number(way.yielded, i),
+        layers_share=0.0 if way is None else _number(way.layers_share, i),
+        weights_share=0.0 if way is None else _number(way.weights_share, i),
     )
 
 
@@ -130,15 +137,15 @@ def _phase(machine: Bundle, choice: Stage, catalog: Catalog, i: int) -> tuple[Sp
     engines at once, as a pipeline does on its groups."""
     ranks, depth = _number(choice.data_parallel, i), _number(choice.pipeline_parallel, i)
     sides = machine.attention, machine.ffn
-    split = machine.split
+    split, way = machine.split, machine.speculation
     if split is None or _number(split.apart, i) < 0.5:
-        return _speed(sides, ranks, depth, catalog, i), SplitPlan(False)
+        return _speed(sides, ranks, depth, catalog, i, way), SplitPlan(False)
     ways = _number(machine.ways, i)
     ffn_ranks = _number(split.ffn_ranks, i)
     plan = SplitPlan(
         apart=True,
-        attention=_speed(sides[:1], ranks, 1.0, catalog, i),
-        ffn=_speed(sides[1:], ffn_ranks, 1.0, catalog, i),
+        attention=_speed(sides[:1], ranks, 1.0, catalog, i, way),
+        ffn=_speed(sides[1:], ffn_ranks, 1.0, catalog, i, way),
         micro_batches=_number(split.micro_batches, i),
         workers=_number(split.workers, i),
         ffn_engines=_number(split.ffn_engines, i),
@@ -151,7 +158,7 @@ def _phase(machine: Bundle, choice: Stage, catalog: Catalog, i: int) -> tuple[Sp
         worker_ports=_number(split.worker_ports, i),
         ways=ways,
     )
-    return _speed(sides, 1.0, ways, catalog, i), plan
+    return _speed(sides, 1.0, ways, catalog, i, way), plan
 
 
 def _encode(found: Machines, resolved: Resolved, workload: Workload, catalog: Catalog, i: int) -> EncodePlan:

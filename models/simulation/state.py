@@ -45,6 +45,10 @@ class Speed(NamedTuple):
     sparse_topk: float
     ranks: float  # data-parallel ranks
     depth: int  # pipeline stages
+    drafts: float = 0.0  # tokens of a step and sequence beside the certain one (`breakeven.models.speculation`)
+    yielded: float = 1.0
+    layers_share: float = 0.0
+    weights_share: float = 0.0
 
 
 NO_SPEED = Speed(*[0.0] * 18, 1.0, 1.0, 1)  # type: ignore[call-arg]
@@ -137,7 +141,9 @@ _CALL = [
     ("missed_tokens", "f8"),  # to prefill when it is not
     ("images_found", "f8"),  # to encode when it is cached
     ("images_held", "f8"),  # to encode when it is not
-    ("gap_s", "f8"),  # from this call's end to the next call
+    ("gap_s", "f8"),  # from this call's end, and that of the sub-agents it forks, to the next call
+    ("fork", "i4"),  # the first of them, sessions
+    ("forks", "i4"),  # how many
     ("first", "?"),
     ("last", "?"),
     ("begun", "?"),
@@ -160,6 +166,7 @@ _CALL = [
 ]
 _SESSION = [
     ("first_call", "i8"),
+    ("parent", "i8"),  # call that forked it
     ("start_s", "f8"),  # inf: starts when another session ends
     ("home", "i8"),  # engine that its first call goes to
     ("where", "i8"),  # engine that holds or held its context
@@ -257,7 +264,7 @@ class State(NamedTuple):
 def new_calls(n: int) -> Records:
     """`n` calls that have not arrived."""
     calls = records(_CALL, n)
-    for name in ("next", "found", "prefill_engine", "decode_engine"):
+    for name in ("next", "fork", "found", "prefill_engine", "decode_engine"):
         calls[name] = -1
     for name in ("arrival_s", "prefill_start_s", "prefill_end_s", "transfer_s", "first_s", "end_s"):
         calls[name] = np.nan
@@ -267,7 +274,7 @@ def new_calls(n: int) -> Records:
 def new_sessions(n: int) -> Records:
     """`n` sessions whose context no engine holds."""
     sessions = records(_SESSION, n)
-    for name in ("where", "older", "newer"):
+    for name in ("parent", "where", "older", "newer"):
         sessions[name] = -1
     return sessions
 

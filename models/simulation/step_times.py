@@ -36,12 +36,19 @@ def _products_s(speed: Speed, rank_tokens: float, tokens: float) -> float:
 
 @compiled
 def decode_s(speed: Speed, batch: float, context: float, selected: float) -> float:
-    """One decode step of `batch` sequences that hold `context` tokens together, of which they attend to `selected`.
+    """One decode step of `batch` sequences that hold `context` tokens together, of which they attend to `selected`; a
+    token's share of it where steps yield several.
 
     In a pipeline it is one micro-batch that passes through all stages.
     """
     attention = (speed.context * context + speed.selected_context * selected) / speed.ranks
-    return _products_s(speed, batch / speed.ranks, batch) + speed.sequence * batch + attention
+    beside = speed.sequence * batch + attention
+    plain = _products_s(speed, batch / speed.ranks, batch) + beside
+    if speed.drafts <= 0.0:
+        return plain
+    fed = batch * (1.0 + speed.drafts)
+    draft = speed.weights_share * plain + (speed.layers_share - speed.weights_share) * speed.step
+    return (_products_s(speed, fed / speed.ranks, fed) + beside + speed.drafts * draft) / speed.yielded
 
 
 @compiled

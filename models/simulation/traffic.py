@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breakeven.models.distributions import Floats
+from breakeven.models.forks import SubAgents
 from breakeven.models.sessions import Sessions
 from breakeven.models.simulation.state import Records, new_calls, new_sessions
 
@@ -51,6 +52,7 @@ def traffic(
     split: bool,
     cache_tokens: float,
     seed: int,
+    agents: SubAgents | None = None,
 ) -> Traffic:
     """Traffic from time 0 to `until_s` for `engines` prefill engines with a cache of `cache_tokens` together.
 
@@ -61,7 +63,7 @@ def traffic(
     ends = np.flatnonzero(sample.last) + 1
     first = ends - np.diff(ends, prepend=0)
     gap = np.where(sample.last, 0.0, sample.gap_after_s)
-    cycle = expected_s + gap
+    cycle = expected_s + gap + fork_s(sample, agents, expected_s)
     per_session_s = float(cycle.sum()) / len(ends)
     through, elapsed = _in_progress(load, cycle, len(ends), rng)
     goes_on = ~sample.last[through]
@@ -77,8 +79,11 @@ def traffic(
     ended = _ended(load, kept[ends - 1], per_session_s, cache_tokens, rng)
     rates = load.sessions_per_second or len(through) / per_session_s
     idle_s = np.concatenate([elapsed[live] - expected_s[through[live]], (np.arange(len(ended)) + 0.5) / rates])
-    holding = np.concatenate([live, len(start_s) + np.arange(len(ended))])
-    calls, sessions = _records(sample, rows, session, np.append(start_s, np.full(len(ended), np.inf)), split)
+    calls, sessions = _records(sample, rows, session, start_s, split)
+    if agents is not None:
+        calls, sessions = _forked(agents, rows, calls, sessions, split)
+    holding = np.concatenate([live, len(sessions) + np.arange(len(ended))])
+    sessions = _appended(sessions, _idle(len(ended), len(calls)))
     calls["tie"] = rng.random(len(calls))
     sessions["home"] = rng.integers(engines, size=len(sessions))
     sessions["tokens"][holding] = np.concatenate([kept[through[live]], ended])
@@ -87,6 +92,48 @@ def traffic(
     starts = timed[np.argsort(start_s[timed], kind="stable")]
     warm = holding[np.argsort(-idle_s, kind="stable")]
     return Traffic(calls, sessions, starts.astype(np.int64), warm.astype(np.int64), len(start_s))
+
+
+def _appended(one: Records, other: Records) -> Records:
+    return np.concatenate([one, other]).view(np.recarray)
+
+
+def _idle(count: int, calls: int) -> Records:
+    """Sessions that have none of the `calls`."""
+    sessions = new_sessions(count)
+    sessions["first_call"], sessions["start_s"] = calls, np.inf
+    return sessions
+
+
+def fork_s(sample: Sessions, agents: SubAgents | None, expected_s: Floats) -> Floats:
+    """Seconds that each sampled call's sub-agents are expected to take."""
+    out = np.zeros(len(sample.session))
+    if agents is not None:
+        each = expected_s.mean() * agents.prompt_tokens.shape[-1] + np.nansum(agents.gap_after_s, -1)
+        out[agents.parent] = each.max(-1)
+    return out
+
+
+def _forked(agents: SubAgents, rows: Ints, calls: Records, sessions: Records, split: bool) -> tuple[Records, Records]:
+    """The calls and sessions with those of the sub-agents that these calls, `rows` of the sample, fork."""
+    position = np.searchsorted(agents.parent, rows)
+    known = agents.parent[np.minimum(position, len(agents.parent) - 1)] == rows
+    follows = np.append(calls["session"][1:] == calls["session"][:-1], False)  # else the simulation ends before
+    parents = np.flatnonzero(known & follows)
+    some, (width, each) = position[parents], agents.prompt_tokens.shape[1:]
+    children, theirs = new_sessions(len(parents) * width), new_calls(len(parents) * width * each)
+    of = np.repeat(np.arange(len(children)), each)
+    index = np.tile(np.arange(each), len(children))
+    theirs["session"], theirs["first"], theirs["last"] = len(sessions) + of, index == 0, index == each - 1
+    fresh = agents.recomputed_tokens if split else agents.observation_tokens
+    columns = {"prompt": agents.prompt_tokens, "shared": agents.shared_tokens, "output": agents.output_tokens}
+    columns |= {"hit_tokens": fresh, "missed_tokens": agents.missed_tokens, "gap_s": agents.gap_after_s}
+    for name, values in columns.items():
+        theirs[name] = np.nan_to_num(values[some]).ravel()
+    children["first_call"] = len(calls) + each * np.arange(len(children))
+    children["start_s"], children["parent"] = np.inf, np.repeat(parents, width)
+    calls["fork"][parents], calls["forks"][parents] = len(sessions) + width * np.arange(len(parents)), width
+    return _appended(calls, theirs), _appended(sessions, children)
 
 
 def replay(sample: Sessions, start_s: Floats, engines: int, split: bool, seed: int) -> Traffic:

@@ -1,0 +1,96 @@
+"""Speculative decoding: what a step yields and costs, nothing where it is off, and monotone in what is accepted."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from breakeven.models.bundle import decode_step
+from breakeven.models.inputs import InputError
+from breakeven.models.llm import llms
+from breakeven.models.serving import evaluate
+from breakeven.models.simulation import Window, machines, plan
+from breakeven.models.simulation.step_times import decode_s
+from breakeven.models.speculation import speculation, speculations
+from breakeven.models.tables import resolve
+from breakeven.optimizer.evaluator import SMALL
+from breakeven.studies.deployment_file import choices, deployment_yaml, read_deployment
+
+V3 = llms()["deepseek-v3"]
+
+
+def test_tokens_of_a_step_and_their_spread():
+    """Accepted up to position 1 in 80 % and up to 2 in 50 % of the steps: 1, 2 or 3 tokens with 0.2, 0.3 and 0.5."""
+    way = speculation({"kind": "ngram", "tokens": 2, "acceptance": [0.8, 0.5]}, V3)
+    rows = speculations([speculation("none", V3), way])
+    assert rows is not None and speculations([speculation("none", V3)]) is None
+    assert np.asarray(rows.yielded) == pytest.approx([1.0, 2.3]) and np.asarray(rows.verified).tolist() == [1.0, 3.0]
+    assert np.asarray(rows.variance) == pytest.approx([0.0, 0.2 + 1.2 + 4.5 - 2.3**2], abs=1e-6)
+    assert (way.layers_share, way.weights_share, way.parameters) == (0.0, 0.0, 0.0)
+
+
+def test_what_a_draft_costs():
+    """A layer and the head of DeepSeek-V3 for its own module; all of a small model's layers for a draft of it."""
+    own = speculation("mtp", V3)
+    active, head = V3.active_parameters, V3.head_parameters
+    assert own.weights_share == pytest.approx(((active - head) / 61 + head) / active)
+    assert own.layers_share == pytest.approx(1 / 61) and 8e9 < own.parameters < 13e9
+    small = speculation({"draft": "llama-3.1-8b", "tokens": 2, "acceptance": [0.7, 0.5]}, llms()["llama-3.1-70b"])
+    assert small.layers_share == pytest.approx(32 / 80) and small.weights_share == pytest.approx(7.5 / 69.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ("mtpp", "speculation"),
+        ({"kind": "ngram", "acceptance": [0.5, 0.6]}, "acceptance"),
+        ({"kind": "ngram"}, "acceptance"),
+        ({"like": "mtp", "tokens": 9}, "tokens"),
+        ({"draft": "no-model", "tokens": 1, "acceptance": [0.5]}, "draft"),
+    ],
+)
+def test_bad_input_names_its_field(spec: Any, field: str):
+    with pytest.raises(InputError) as error:
+        speculation(spec, V3)
+    assert error.value.field.endswith(field)
+
+
+def test_off_changes_nothing_and_more_accepted_never_costs(make_study, tmp_path):
+    """One batch of candidates, each with every way: k = 0 as none, and tokens come faster the more are accepted."""
+    ways = [
+        "none",
+        {"name": "zero", "kind": "ngram", "tokens": 0, "acceptance": [0.5]},
+        {"name": "poor", "like": "eagle", "tokens": 3, "acceptance": [0.5, 0.2, 0.1]},
+        {"name": "good", "like": "eagle", "tokens": 3, "acceptance": [0.8, 0.6, 0.5]},
+        {"name": "perfect", "like": "eagle", "tokens": 3, "acceptance": [1.0, 1.0, 1.0]},
+    ]
+    study = make_study(
+        topologies=["colocated", "pd"], speculation=ways, accelerators="h200-sxm", tensor_parallel=8, max_batch=64
+    )
+    ids = np.concatenate([np.arange(f, f + 5 * (SMALL // 10)) for f in study.space.offsets[:-1]])
+    ids = np.pad(ids, (0, SMALL - len(ids)), mode="edge")
+    outcome = evaluate(study.space.deployment(ids), study.workload, study.slo, study.catalog)
+    feasible = np.asarray(outcome.feasible)[:510].reshape(-1, 5)
+    here = feasible.all(axis=1) & (np.asarray(outcome.utilization_decode)[:510].reshape(-1, 5) < 0.8).all(axis=1)
+    assert here.sum() > 10
+    for name in ("ttft_mean_s", "tpot_mean_s", "slo_attainment", "utilization_decode", "cost_per_hour_usd"):
+        found = np.asarray(getattr(outcome, name), float)[:510].reshape(-1, 5)[here]
+        assert found[:, 1] == pytest.approx(found[:, 0], rel=1e-6), name
+        if name == "tpot_mean_s":
+            assert (np.diff(found[:, 2:], axis=1) < 0.0).all() and (found[:, 3] < found[:, 0]).all()
+    row = study.space.frame(ids[3:4]).iloc[0].to_dict() | {"cost_per_hour_usd": 1.0, "slo_attainment": 1.0}
+    path = tmp_path / "one.yaml"
+    path.write_text(deployment_yaml(study, row), encoding="utf-8")
+    read = read_deployment(str(path)).study
+    assert choices(read.space.frame(np.array([0])).iloc[0].to_dict())["speculation"] == "good"
+
+
+def test_simulated_steps_are_those_of_the_model(make_study):
+    study = make_study("llm=deepseek-v3", topologies="pd", speculation="mtp", tensor_parallel=8, weights="fp8")
+    resolved = resolve(study.space.deployment(np.array([0])), study.catalog)
+    found = machines(resolved, study.workload, study.catalog)
+    speed = plan(found, resolved, study.workload, study.catalog, Window(0.0, 1.0, 1.0)).decode
+    for batch, context in ((1.0, 900.0), (64.0, 30_000.0)):
+        expected = decode_step(found.bundles[1], study.catalog.llm, jnp.array([batch]), jnp.array([context])).total_s[0]
+        assert decode_s(speed, batch, batch * context, batch * context) == pytest.approx(float(expected), rel=1e-4)
