@@ -152,7 +152,8 @@ def _stall_variance(point: OperatingPoint, pools: Pools, steps: Array) -> Array:
     pace = point.slowdown * point.step_s
     bursts = pace**3 * (slower / (point.step_s * point.chunk_step_s)) ** 2 * work
     single = share * (1.0 - share) * slower**2
-    chunked = 1.0 / (steps / (bursts + TINY)[:, None] + 1.0 / (single + TINY)[:, None])
+    # Seconds squared, negligible; the squares of smaller ones' inverses are no numbers in 32 bit, nor are derivatives.
+    chunked = 1.0 / (steps / (bursts + 1e-15)[:, None] + 1.0 / (single + 1e-15)[:, None])
     return jnp.where(pools.chunked[:, None] > 0.5, chunked, first)
 
 
