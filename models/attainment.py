@@ -189,8 +189,8 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
 def session_cdf(latency: Latency, x_s: Array) -> Array:
     """P(session time <= x): given its K calls and K - 1 gaps, lognormal by its first two moments."""
     calls = latency.session_calls
-    mean = calls * latency.call_mean_s[..., None] + (calls - 1.0) * latency.gap_mean_s
-    variance = calls * latency.call_variance[..., None] + (calls - 1.0) * latency.gap_variance
+    mean = calls * latency.call_mean_s[..., None] + (calls - 1.0) * latency.gap_mean_s[..., None]
+    variance = calls * latency.call_variance[..., None] + (calls - 1.0) * latency.gap_variance[..., None]
     log_variance = jnp.maximum(jnp.log1p(variance / (mean * mean + TINY)), SMOOTH**2)
     centre = jnp.log(mean) - 0.5 * log_variance
     z = (jnp.log(jnp.maximum(x_s, TINY))[..., None] - centre) / jnp.sqrt(log_variance)
