@@ -93,11 +93,11 @@ def test_one_rank_reduces_nothing(one):
 def test_an_all_reduce_moves_its_volume_and_loses_to_short_messages(one):
     """Two in each of 80 layers: 100 tokens x 8192 x 2 bytes, (v + sqrt(v half)) over a share of 450 GB/s each, beside
     their latency."""
-    given = one(tensor_parallel=8, pipeline_parallel=1)
+    resolved, study = one(tensor_parallel=8, pipeline_parallel=1)
     curve = HOPPER["allreduce"]
     volume = 100 * 8192 * 2 * (2 * 7 / 8) ** curve["ring_power"]
     expected_s = 160 * (volume + (volume * curve["half_bytes"]) ** 0.5) / (450e9 * curve["share"])
-    assert moved_s(*given, 100.0) == pytest.approx(expected_s, rel=1e-4)
+    assert moved_s(resolved, study, 100.0) == pytest.approx(expected_s, rel=1e-4)
 
 
 def test_a_mesh_gives_two_ranks_one_narrow_link(one):
