@@ -170,8 +170,8 @@ def test_an_infinitely_fast_link_costs_nothing(make_study, candidates):
         assert instant[name] == pytest.approx(slow[name], rel=1e-4)
     # A saturated candidate has no settled wait to compare; one with two states of its cache may settle in either.
     same_state = np.abs(instant["cache_hit"] - slow["cache_hit"]) < 1e-3
-    assert np.mean(same_state) > 0.99
-    stable = slow["feasible"] & same_state
+    assert np.mean(same_state) > 0.98
+    stable = slow["feasible"] & instant["feasible"] & same_state
     assert stable.sum() > 50
     assert (instant["ttft_mean_s"] <= slow["ttft_mean_s"] * (1 + 1e-5))[stable].all()
     assert (instant["ttft_attainment"] >= slow["ttft_attainment"] - NEVER_FEWER).all()
