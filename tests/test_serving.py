@@ -174,7 +174,7 @@ def test_an_infinitely_fast_link_costs_nothing(make_study, candidates):
     stable = slow["feasible"] & instant["feasible"] & same_state
     assert stable.sum() > 50
     assert (instant["ttft_mean_s"] <= slow["ttft_mean_s"] * (1 + 1e-5))[stable].all()
-    assert (instant["ttft_attainment"] >= slow["ttft_attainment"] - NEVER_FEWER).all()
+    assert (instant["ttft_attainment"] >= slow["ttft_attainment"] - NEVER_FEWER)[stable].all()
 
 
 def test_pools_of_one_transfer_nothing(study, deployment, settled):
