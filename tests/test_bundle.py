@@ -261,7 +261,7 @@ def test_a_split_over_an_infinitely_fast_link_costs_only_lost_sharing(study, dep
     assert here.sum() > 20 and np.asarray(apart.feasible)[here].all()
     for name in ("tpot_mean_s", "ttft_mean_s", "call_mean_s"):
         assert np.asarray(getattr(apart, name))[here] == pytest.approx(
-            np.asarray(getattr(together, name))[here], rel=2e-3
+            np.asarray(getattr(together, name))[here], rel=3e-3
         ), name
     pools = max(labels) + 1, max(joint) + 1
     assert np.asarray(apart.accelerators)[here] == pytest.approx(
