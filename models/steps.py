@@ -148,9 +148,8 @@ def _exchange(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Ar
     """As `_allreduce`, of bringing tokens to whole experts on other ranks (1 byte an element) and back (2 bytes).
 
     On no more ranks than a token has experts, engines gather all tokens on every rank, in the experts' precision, and
-    scatter the sums; on more
-    they send each token to the ranks that hold one of its experts, by a kernel that waits longer;
-    between nodes one copy goes to each that holds one of a token's experts, and is handed on there (DeepEP).
+    scatter the sums; on more they send each token to the ranks that hold one of its experts, by a kernel that waits
+    longer; between nodes one copy goes to each that holds one of a token's experts, and is handed on there (DeepEP).
     """
     choice, kernels = stage.choice, stage.hardware.kernels
     active = (choice.expert_parallel > 1.0) & (choice.data_parallel > 1.0)

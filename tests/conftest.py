@@ -5,8 +5,10 @@ and KV precisions, batches of `SMALL` candidates, and an SLO with every bound.
 """
 
 import copy
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -47,6 +49,7 @@ BASE: dict[str, Any] = {
 }
 
 MakeStudy = Callable[..., Study]
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MAPS = Path("/proc/self/maps")
 MOST_MAPS = 20_000  # of the 65,530 that Linux lets a process have; compiled code takes them until XLA crashes
 
@@ -127,3 +130,17 @@ def candidates(study: Study) -> np.ndarray:
 @pytest.fixture(scope="session")
 def deployment(study: Study, candidates: np.ndarray) -> Deployment:
     return study.space.deployment(candidates)
+
+
+@pytest.fixture(scope="session")
+def load_benchmark() -> Callable[[str], ModuleType]:
+    """A script of benchmarks/ as a module."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -1,6 +1,6 @@
 """Shipped studies, and every change that the gallery makes to them, are valid studies."""
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,12 +14,8 @@ QUESTIONS = yaml.safe_load((ROOT / "benchmarks" / "gallery.yaml").read_text(enco
 
 
 @pytest.fixture(scope="module")
-def gallery() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gallery", ROOT / "benchmarks" / "gallery.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def gallery(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("gallery")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").rglob("*.yaml")), ids=lambda path: path.stem)

@@ -1,21 +1,14 @@
 """Published results are reproduced in sign and order, as the table of docs/accuracy.md says."""
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-
 
 @pytest.fixture(scope="module")
-def published() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("published", ROOT / "benchmarks" / "published.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def published(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("published")
 
 
 @pytest.mark.parametrize("question", ["splitwise", "deepseek", "step_3", "heteropanacea", "routing"])

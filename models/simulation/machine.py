@@ -54,6 +54,9 @@ class Machines(NamedTuple):
         return self.bundles[1].attention, self.bundles[1].ffn
 
 
+DRAFTING = ("drafts", "yielded", "layers_share", "weights_share")  # fields of Speculations and of Speed
+
+
 class Window(NamedTuple):
     """Seconds: what is measured, and when the simulation ends at the latest."""
 
@@ -125,10 +128,7 @@ def _speed(
         sparse_topk=_number(llm.sparse_topk, 0),
         ranks=ranks,
         depth=round(depth),
-        drafts=0.0 if way is None else _number(way.drafts, i),
-        yielded=1.0 if way is None else _number(way.yielded, i),
-        layers_share=0.0 if way is None else _number(way.layers_share, i),
-        weights_share=0.0 if way is None else _number(way.weights_share, i),
+        **{} if way is None else {name: _number(getattr(way, name), i) for name in DRAFTING},
     )
 
 
