@@ -16,6 +16,7 @@ from jax import Array
 
 from breakeven.models.bundle import Bundle, decode_step, decode_step_s
 from breakeven.models.encoder import Encode, encode_busy
+from breakeven.models.kv_transfer import Hidden
 from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory
 from breakeven.models.numerics import TINY, table_lookup
@@ -59,12 +60,15 @@ class Pools:
     prefill_balanced: Array  # 1.0: least loaded replica; 0.0: one drawn for the session or the call
     prefill_scattered: Array  # 1.0: a session's calls go to any replica; 0.0: to the one that holds its prefix
     decode_balanced: Array
-    transfer_s: Array  # mean KV transfer of a call
-    transfer_s2: Array  # its second moment
+    transfer_s: Array  # of a call's KV transfer, what it waits for, mean
+    link_s: Array  # the whole of it
+    link_s2: Array  # its second moment
     request_s: Array  # what the engine adds to every call
     reserve_tokens: Array  # cache that admission counts for a sequence
     reload: Reload | None  # tiers of KV cache below HBM
     encode: Encode | None = None  # the vision encoder, where calls have something to encode
+    hidden: Hidden | None = None  # prefill that waits for the link may hide behind; None: every transfer comes after it
+    return_s: Array | None = None  # mean KV transfer of a call's output back
 
 
 class State(NamedTuple):

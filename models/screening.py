@@ -14,6 +14,7 @@ from breakeven.models.limits import Busy, Violations, limits_broken, pool_use
 from breakeven.models.operating_point import Pools, decode_load
 from breakeven.models.pools import build_pools
 from breakeven.models.tables import Catalog, resolve
+from breakeven.models.waits import return_utilization
 from breakeven.models.workload import Workload
 
 MARGIN = 1e-3  # of a utilization: 32-bit rounding must not rule out what the model finds just feasible
@@ -43,6 +44,6 @@ def _least(pools: Pools, workload: Workload, catalog: Catalog) -> Busy:
     prefill = prefill_rate * pools.marginal_s / pools.prefill_ways
     decode = decode_load(pools, workload, catalog.llm, decode_rate, none, none)
     decode = jnp.where(pools.chunked > 0.5, none, decode)  # tokens that ride with chunks take no step of their own
-    link = prefill_rate * pools.transfer_s / pools.prefill_workers
+    link = jnp.maximum(prefill_rate * pools.link_s / pools.prefill_workers, return_utilization(decode_rate, pools))
     encode = none if pools.encode is None else encode_busy(pools.encode, calls, 0.0)
     return Busy(prefill - MARGIN, decode - MARGIN, link - MARGIN, none, encode - MARGIN)

@@ -104,13 +104,13 @@ def _link(point: OperatingPoint, pools: Pools) -> tuple[tuple[Wait, Wait], Array
 
     Departures of a busy, irregular prefill come in bursts; the exponent 0.4 for them was read off simulations.
     """
-    mean = pools.transfer_s
+    mean = pools.link_s
     rho = point.prefill_rate * mean / pools.prefill_workers
     busy = jnp.minimum(point.prefill_utilization, 1.0)
     service_cv2 = jnp.maximum(point.service.second / (point.service.first**2 + TINY) - 1.0, 0.0)
     departures = 1.0 + busy**2 * (service_cv2 - 1.0)
     exponent = jnp.where(departures > 1.5, 0.4, 1.0)
-    transfer_cv2 = jnp.maximum(pools.transfer_s2 / jnp.maximum(mean**2, 1e-16) - 1.0, 0.0)
+    transfer_cv2 = jnp.maximum(pools.link_s2 / jnp.maximum(mean**2, 1e-16) - 1.0, 0.0)
     held = jnp.clip(rho, TINY, HIGHEST)
     given = 0.5 * mean * (jnp.maximum(departures, 1.0) + transfer_cv2) / (1.0 - held)
     probability = jnp.where(rho > 0.0, held**exponent, 0.0)
@@ -118,8 +118,18 @@ def _link(point: OperatingPoint, pools: Pools) -> tuple[tuple[Wait, Wait], Array
     others = point.others
     ahead = jnp.maximum(0.5 * others, 1e-4)
     any_ahead = -jnp.expm1(-ahead)
+    behind = Wait(probability, given, jnp.ones_like(given))
     together = Wait(any_ahead, ahead / any_ahead * mean / (1.0 - held), jnp.ones_like(given))
-    return (Wait(probability, given, jnp.ones_like(given)), together), rho, departures
+    if pools.hidden is not None:
+        left = pools.hidden.share_left
+        behind, together = (w._replace(probability=w.probability * left(w.mean_s)) for w in (behind, together))
+    return (behind, together), jnp.maximum(rho, return_utilization(point.decode_rate, pools)), departures
+
+
+def return_utilization(decode_rate: Array, pools: Pools) -> Array:
+    """Share of time that a decode engine sends KV of outputs back, over the link's other direction."""
+    back_s = jnp.zeros_like(decode_rate) if pools.return_s is None else pools.return_s
+    return decode_rate * back_s / pools.decode.workers
 
 
 def _pass_in_progress(point: OperatingPoint, pools: Pools) -> Wait:

@@ -21,6 +21,7 @@ from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.speculation import Speculation
 from breakeven.models.tiers import Stack
 from breakeven.models.topology import COLUMNS, STAGES, Topology, topology
+from breakeven.models.transfer_ways import FULL, TransferWay, transfers
 
 POOL_FIELDS = (
     "accelerator",
@@ -60,11 +61,17 @@ class Names:
     kv: tuple[str, ...]
     tiers: tuple[Stack, ...] = (Stack("none"),)
     speculations: tuple[Speculation, ...] = (Speculation("none"),)
+    transfers: tuple[TransferWay, ...] = (TransferWay(FULL),)
 
     @property
     def speculates(self) -> bool:
         """Whether some candidate decodes speculatively."""
         return any(way.acceptance for way in self.speculations)
+
+    @property
+    def transfers_differ(self) -> bool:
+        """Whether some candidate's KV cache gets to decode otherwise than as a whole after prefill."""
+        return transfers(self.transfers) is not None
 
     @property
     def accelerator_ids(self) -> tuple[str, ...]:
@@ -124,11 +131,12 @@ class Family:
     routing: np.ndarray  # codes of ROUTING
     micro_batches: np.ndarray  # in flight between attention and feed-forward pools; 1 where there are none
     speculation: np.ndarray
+    kv_transfer: np.ndarray
 
     @property
     def radices(self) -> tuple[int, ...]:
         pools = tuple(len(table["replicas"]) for table in self.tables)
-        joint = self.kv, self.tiers, self.links, self.routing, self.micro_batches, self.speculation
+        joint = self.kv, self.tiers, self.links, self.routing, self.micro_batches, self.speculation, self.kv_transfer
         return (*pools, *[len(axis) for axis in joint])
 
     @property
@@ -180,18 +188,19 @@ class Space:
         ids = np.asarray(ids, np.int64)
         out: dict[str, np.ndarray] = {"family": self.family(ids)}
         fields = [f"{slot}_{name}" for slot in self.slots for name in POOL_FIELDS]
-        joint = ("kv", "tiers", "link", "routing", "micro_batches", "speculation")
+        joint = ("kv", "tiers", "link", "routing", "micro_batches", "speculation", "kv_transfer")
         out |= {name: np.zeros(len(ids), np.int64) for name in (*joint, *fields)}
         for f, family in enumerate(self.families):
             here = np.flatnonzero(out["family"] == f)
             if not len(here):
                 continue
-            *pools, kv, tiers, link, routing, parts, way = family.digits(ids[here] - self.offsets[f])
+            *pools, kv, tiers, link, routing, parts, way, moved = family.digits(ids[here] - self.offsets[f])
             out["kv"][here], out["tiers"][here] = family.kv[kv], family.tiers[tiers]
             out["link"][here] = family.links[link]
             out["routing"][here] = family.routing[routing]
             out["micro_batches"][here] = family.micro_batches[parts]
             out["speculation"][here] = family.speculation[way]
+            out["kv_transfer"][here] = family.kv_transfer[moved]
             for slot in self.slots:
                 pool = family.topology.labels[COLUMNS.index(slot)]
                 for name in POOL_FIELDS:
@@ -215,6 +224,8 @@ class Space:
             activations["micro_batches"] = _array(c["micro_batches"], np.float32)
         if self.names.speculates:
             activations["speculation"] = _array(c["speculation"], np.int32)
+        if self.names.transfers_differ:
+            activations["kv_transfer"] = _array(c["kv_transfer"], np.int32)
         return Deployment(
             **stages,
             kv=_array(c["kv"], np.int32),
@@ -245,6 +256,8 @@ class Space:
             out["micro_batches"] = c["micro_batches"]
         if self.names.speculates:
             out["speculation"] = _named(c["speculation"], [way.id for way in self.names.speculations])
+        if self.names.transfers_differ:
+            out["kv_transfer"] = _named(c["kv_transfer"], [way.id for way in self.names.transfers])
         return pd.DataFrame(out)
 
     def blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -285,6 +298,7 @@ class Domains:
     routing: tuple[str, ...] = ("affinity",)
     micro_batches: tuple[int, ...] = (2,)
     speculation: tuple[str, ...] = ("none",)
+    kv_transfer: tuple[str, ...] = (FULL,)
 
 
 def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
@@ -293,6 +307,7 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
     kv = np.array([names.kv.index(k) for k in domains.kv])
     tiers = np.array([[stack.id for stack in names.tiers].index(name) for name in domains.kv_tiers])
     ways = np.array([[way.id for way in names.speculations].index(name) for name in domains.speculation])
+    moves = np.array([[way.id for way in names.transfers].index(name) for name in domains.kv_transfer])
     routing = np.array([ROUTING.index(r) for r in domains.routing])
     all_links = np.array([[link.id for link in names.links].index(name) for name in domains.links])
     for name in domains.topologies:
@@ -303,7 +318,8 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
         )
         links = all_links if len(chosen.pools) > 1 else all_links[:1]
         parts = np.array(domains.micro_batches if apart else (1,))
-        families.append(Family(chosen, tables, kv, tiers, links, routing, parts, ways))
+        moved = moves if chosen.kv_moves else moves[:1]
+        families.append(Family(chosen, tables, kv, tiers, links, routing, parts, ways, moved))
     return Space(tuple(families), names)
 
 

@@ -125,13 +125,12 @@ def _by_cause(terms: Any, factor: float = 1.0) -> Section:
 
 def _first_token(found: Performance, row: dict[str, Any]) -> Section:
     point, latency = found.point, found.latency
-    transfer = _number(found.pools.transfer_s)
     return {
         "total_s": row["ttft_mean_s"],
         "waiting_s": _number(latency.wait.average_s + latency.brief.average_s),
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
         **_encoder(found),
-        "KV transfer_s": transfer,
+        **_kv_transfer(found),
         **_tiers(found, row),
         "handling of the request_s": _number(found.pools.request_s),
         "first tokens on their way out_s": _number(latency.first_chunk_s),
@@ -141,6 +140,17 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
         ),
         "prefill stretched by decodes that ride along": _number(point.riding),
     }
+
+
+def _kv_transfer(found: Performance) -> Section:
+    """What a call waits for its KV cache to cross, and, where that differs, what the link does."""
+    pools = found.pools
+    out: Section = {"KV transfer_s": _number(pools.transfer_s)}
+    if _number(pools.link_s) > _number(pools.transfer_s):
+        out["KV transfer, with what hides behind prefill_s"] = _number(pools.link_s)
+    if pools.return_s is not None and _number(pools.return_s) > 0.0:
+        out["KV of the output on its way back, in the gap_s"] = _number(pools.return_s)
+    return out
 
 
 def _encoder(found: Performance) -> Section:

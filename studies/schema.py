@@ -75,6 +75,7 @@ class SpaceChoices(PoolChoices):
     kv: Names = "bf16"
     kv_tiers: Named = "none"
     speculation: Named = "none"
+    kv_transfer: Named = "full"
     links: Named = "ib-ndr-400"
     routing: Names = "affinity"
     shared: PoolChoices = PoolChoices()

@@ -27,6 +27,7 @@ from breakeven.models.speculation import speculation
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
 from breakeven.models.tiers import stack
 from breakeven.models.topology import ANY, TOPOLOGIES, Topology, any_topology, topology
+from breakeven.models.transfer_ways import transfer_way
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.simulator import Simulator
@@ -193,7 +194,8 @@ class Study:
         tiers = [stack(spec, f"space.kv_tiers.{i}") for i, spec in enumerate(_listed(space.kv_tiers))]
         named = _listed(space.speculation)
         ways = [speculation(spec, self.architecture, f"space.speculation.{i}") for i, spec in enumerate(named)]
-        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers), tuple(ways))
+        moves = [transfer_way(spec, f"space.kv_transfer.{i}") for i, spec in enumerate(_listed(space.kv_transfer))]
+        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers), tuple(ways), tuple(moves))
 
     def _pool_domain(self, topology: Topology, pool: int) -> PoolDomain:
         """The choices of a pool: its own by name, then those of its side and its phase, then the space's."""
@@ -235,6 +237,7 @@ class Study:
             routing=_unique(_listed(choices.routing)),
             micro_batches=_unique(_listed(choices.micro_batches)),
             speculation=_unique([way.id for way in self.names.speculations]),
+            kv_transfer=_unique([way.id for way in self.names.transfers]),
         )
         space = build_space(domains, self.names, self.architecture)
         if space.size == 0:
@@ -271,6 +274,7 @@ class Study:
             self.names.tiers,
             as_arrays(self.local, self.names) if self.local else None,
             self.names.speculations,
+            self.names.transfers,
         )
 
     @property

@@ -175,7 +175,19 @@ def _end_on(plan: Plan, s: State, r: int, c: int, now: float) -> None:
     engine.reserved -= need
     if engine.prefills:
         enter_cache(plan, s, call.session, r, need, now)
+    elif plan.returns:
+        _send_back(plan, s, c, need, now)
     _end(plan, s, c, now)
+
+
+@seldom
+def _send_back(plan: Plan, s: State, c: int, tokens: float, now: float) -> None:
+    """The output's cache joins that of its prompt, if it is still in HBM of the engine that prefilled it."""
+    r, index = s.calls[c].prefill_engine, s.calls[c].session
+    if s.sessions[index].cached and s.sessions[index].where == r and s.sessions[index].level == 0:
+        leave_cache(plan, s, index)
+        enter_cache(plan, s, index, r, tokens, now)
+        make_room(plan, s, r)
 
 
 @compiled
@@ -597,10 +609,12 @@ def _prefilled(plan: Plan, s: State, r: int, c: int, now: float) -> None:
     if plan.mode == SPLIT:
         engine.load -= 1
         duration = plan.link_latency_s + plan.link_token_s * call.prompt
-        call.transfer_s = max(now, engine.link_free_s)
+        # Layer by layer it begins with prefill, and what the last layer needs comes after it.
+        call.transfer_s = max(call.prefill_start_s if plan.link_last < 1.0 else now, engine.link_free_s)
         engine.link_free_s = call.transfer_s + duration / plan.link_ways
         engine.link_busy_s += _overlap(plan, call.transfer_s, engine.link_free_s)
-        push_event(s, call.transfer_s + duration, TRANSFERRED, c, 0)
+        last_s = now + plan.link_latency_s + plan.link_last * (duration - plan.link_latency_s)
+        push_event(s, max(call.transfer_s + duration, last_s), TRANSFERRED, c, 0)
         return
     call.decode_engine = r
     if call.written == 0.0:

@@ -127,6 +127,8 @@ class Plan(NamedTuple):
     prefill_split: SplitPlan = SplitPlan(False)
     decode_split: SplitPlan = SplitPlan(False)
     link_ways: float = 1.0  # KV caches that one prefill engine sends at once
+    link_last: float = 1.0  # share of a KV cache that can only be sent after prefill; 1: all of it
+    returns: bool = False  # a call's output goes back to where it was prefilled
     encode: EncodePlan = EncodePlan(0)
     levels: int = 0  # tiers of KV cache below HBM
     tiers: tuple[TierPlan, TierPlan, TierPlan] = (NO_TIER, NO_TIER, NO_TIER)  # nearest first
