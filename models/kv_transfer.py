@@ -31,6 +31,42 @@ class Hidden(NamedTuple):
         return jnp.sum(self.weight * left, -1)
 
 
+class Moved(NamedTuple):
+    """A call's KV transfer; shapes (n,)."""
+
+    waited_s: Array  # what the call waits for, mean
+    link_s: Array  # the whole of it
+    link_s2: Array  # its second moment
+    hidden: Hidden | None  # prefill that waits for the link may hide behind; None: every transfer comes after it
+
+    def mixed(self, other: "Moved", share: Array) -> "Moved":
+        """A mixture that is `other` with probability `share`."""
+        waited_s, link_s, link_s2 = (a + share * (b - a) for a, b in zip(self[:3], other[:3], strict=True))
+        hidden = None
+        if self.hidden is not None and other.hidden is not None:
+            parts = (self.hidden, 1.0 - share), (other.hidden, share)
+            weight = [part.weight * own[:, None] for part, own in parts]
+            slack_s = jnp.concatenate([self.hidden.slack_s, other.hidden.slack_s], -1)
+            hidden = Hidden(slack_s, jnp.concatenate(weight, -1))
+        return Moved(waited_s, link_s, link_s2, hidden)
+
+
+def moved(resolved: Resolved, catalog: Catalog, tokens: Array, prefill_s: Array, weight: Array) -> tuple[Moved, Array]:
+    """(the transfer of `tokens` whose prefill takes `prefill_s`, what each node waits for), by node, (n, nodes).
+
+    The means are over the first nodes, by their `weight`, (n, nodes) or (nodes,).
+    """
+    link_s = kv_transfer_s(resolved, catalog, tokens)
+    late_s, slack_s = waited_s(resolved, catalog, link_s, prefill_s)
+    count = weight.shape[-1]
+
+    def mean(values: Array) -> Array:
+        return jnp.sum(weight * values[:, :count], -1)
+
+    hidden = Hidden(slack_s[:, :count], weight * jnp.ones_like(slack_s[:, :count]))
+    return Moved(mean(late_s), mean(link_s), mean(link_s**2), None if resolved.transfers is None else hidden), late_s
+
+
 def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array:
     """Seconds one call's KV cache of `context` tokens takes from the prefill to the decode engine, (n, ...).
 

@@ -11,11 +11,12 @@ from jax import Array
 
 from breakeven.models.bundle import Bundle, PrefillTime, bundle, common_divisor, prefill_call
 from breakeven.models.encoder import Encode, encoding
-from breakeven.models.kv_transfer import Hidden, kv_transfer_s, return_s, waited_s
+from breakeven.models.kv_transfer import moved, return_s
 from breakeven.models.memory import Memory, pool_memory
 from breakeven.models.operating_point import Pools
 from breakeven.models.queueing import Moments
 from breakeven.models.reload import continued_share, reload
+from breakeven.models.retained import retained
 from breakeven.models.steps import Coefficients, StepTime, prefill_chunks
 from breakeven.models.tables import Catalog, Engine, Resolved
 from breakeven.models.workload import PrefillNodes, Workload
@@ -203,8 +204,9 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         missed_latency_s = missed_latency_s + joined_s[:, nodes:]
     token_s, pair_s, ways = hit_time.token_s, hit_time.pair_s, prefill.ways
     contexts = jnp.concatenate([hit.context, jnp.broadcast_to(lost.context, hit.context.shape)], axis=-1)
-    link_s = kv_transfer_s(resolved, catalog, contexts)
-    transfer_s, slack_s = waited_s(resolved, catalog, link_s, prefill_s)
+    transfer, transfer_s = moved(resolved, catalog, contexts, prefill_s, hit.weight)
+    marginal = token_s, pair_s
+    kept = retained(resolved, workload, catalog, hit, prefill_s[:, :nodes], hit_time.busy_s, marginal, ways, decode)
     shared = _held_share(sharing, hit, hit_time, prefill)
     prefill_memory = pool_memory(resolved, p, llm, engine, workload.mean_prompt)
     decode_memory = pool_memory(resolved, d, llm, engine, workload.decode_context)
@@ -240,12 +242,10 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         chunked=jnp.where(sharing.attention & sharing.ffn & ~sharing.moves, p.choice.chunked, 0.0),
         prefill_balanced=resolved.balanced,
         prefill_scattered=resolved.scattered,
-        decode_balanced=jnp.where(sharing.moves, 1.0, resolved.balanced),
-        transfer_s=hit.mean(transfer_s[:, :nodes]),
-        link_s=hit.mean(link_s[:, :nodes]),
-        link_s2=hit.mean(link_s[:, :nodes] ** 2),
-        hidden=None if resolved.transfers is None else Hidden(slack_s[:, :nodes], hit.weight * one[:, None]),
+        decode_balanced=jnp.where(sharing.moves, 1.0 if kept is None else 1.0 - kept.keeps, resolved.balanced),
+        moved=transfer,
         return_s=return_s(resolved, catalog, workload.mean_output),
+        retained=kept,
         request_s=request_s(resolved, workload, engine)[0] * one,
         reserve_tokens=workload.decode_context + (engine.reserve_output_share - 0.5) * workload.mean_output * one,
         reload=reload(resolved, hit, workload, llm, recompute_s, prefill.workers),

@@ -12,9 +12,9 @@ from breakeven.models.catalog import table
 from breakeven.models.inputs import InputError, known_fields, number, pick
 
 FULL = "full"
-_RANGES = {"compression": (1.0, 100.0), "staging": (0.0, 0.9)}
-_FLAGS = ("overlap", "returns")
-_ASKED = ("overlap", "compression", "returns")
+_RANGES = {"compression": (1.0, 100.0), "local_tokens": (0.0, 1e6), "staging": (0.0, 0.9)}
+_FLAGS = ("overlap", "returns", "keeps")
+_ASKED = ("overlap", "compression", "returns", "keeps", "local_tokens")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class TransferWay:
     overlap: bool = False
     compression: float = 1.0
     returns: bool = False
+    keeps: bool = False
+    local_tokens: float = 0.0
     staging: float = 0.0
 
     @property
@@ -55,6 +57,9 @@ def transfer_way(spec: Any, field: str = "kv_transfer") -> TransferWay:
     for name, (low, high) in _RANGES.items():
         if name in row:
             values[name] = number(f"{field}.{name}", row[name], low, high)
+    if values.get("local_tokens", 0.0) > 0.0 and not values.get("keeps"):
+        allowed = "0 unless keeps is true: a decode pool that keeps nothing would prefill whole prompts"
+        raise InputError(f"{field}.local_tokens", values["local_tokens"], allowed)
     return replace(TransferWay(transfer_id(spec)), **values)
 
 
@@ -74,6 +79,10 @@ class Transfers:
     overlap: Array  # 1.0: all layers but the last cross during prefill
     compression: Array
     returns: Array  # 1.0: the output's KV goes back
+    keeps: (
+        Array | None
+    )  # 1.0: decode keeps a session's KV between its calls, so only the rest crosses; None: no way does
+    local_tokens: Array | None  # calls with at most so many new tokens, their session kept, are prefilled by decode
     staging: Array
 
 
@@ -81,5 +90,9 @@ def transfers(ways: Sequence[TransferWay]) -> Transfers | None:
     """The rows of a study; None where it knows none but full ones."""
     if all(replace(way, id=FULL) == TransferWay(FULL) for way in ways):
         return None
-    names = [field.name for field in fields(Transfers)]
-    return Transfers(**{name: jnp.asarray([float(getattr(way, name)) for way in ways]) for name in names})
+    found: dict[str, Any] = {
+        field.name: jnp.asarray([float(getattr(way, field.name)) for way in ways]) for field in fields(Transfers)
+    }
+    if not any(way.keeps for way in ways):
+        found |= {"keeps": None, "local_tokens": None}
+    return Transfers(**found)

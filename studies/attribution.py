@@ -220,7 +220,7 @@ def _seconds(parts: list[Part], found: Performance, workload: Any) -> Rows:
     if encode is not None:
         embeddings_s = _number(encode.link_s)
         lost_s += _number(found.point.state.miss * (encode.lost_mean_s - encode.found_mean_s))
-    transfer_s, handling_s = _number(pools.transfer_s), _number(pools.request_s)
+    transfer_s, handling_s = _number((1.0 - found.point.local) * found.point.moved.waited_s), _number(pools.request_s)
     rows: Rows = dict.fromkeys(ROWS, 0.0)
     rows |= {part.stage: part.computed_s for part in parts}
     rows |= {

@@ -27,7 +27,9 @@ _CHECKPOINTS = {
 
 def missing(plan: Plan, target: str) -> list[str]:
     """What the target cannot do of a plan, or only experimentally, with who says so."""
-    lacks = lacking(TARGETS[target][0], plan.topology, plan.needs, plan.kv, plan.offload_bytes > 0.0, plan.transfers)
+    lacks = lacking(
+        TARGETS[target][0], plan.topology, plan.needs, plan.kv, plan.offload_bytes > 0.0, plan.transfer.asks
+    )
     if target == "llm-d" and any(pool.nodes > 1 and pool.data_parallel == 1 for pool in plan.pools):
         lacks.append(
             "an engine over several machines is documented for data parallelism only (llm-d-modelservice README)"

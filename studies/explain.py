@@ -144,10 +144,15 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
 
 def _kv_transfer(found: Performance) -> Section:
     """What a call waits for its KV cache to cross, and, where that differs, what the link does."""
-    pools = found.pools
-    out: Section = {"KV transfer_s": _number(pools.transfer_s)}
-    if _number(pools.link_s) > _number(pools.transfer_s):
-        out["KV transfer, with what hides behind prefill_s"] = _number(pools.link_s)
+    pools, moved = found.pools, found.point.moved
+    out: Section = {"KV transfer_s": _number(moved.waited_s)}
+    if _number(moved.link_s) > _number(moved.waited_s):
+        out["KV transfer, with what hides behind prefill_s"] = _number(moved.link_s)
+    if _number(found.point.kept) > 0.0:
+        out["calls whose session decode still holds"] = _number(found.point.kept)
+    if _number(found.point.local) > 0.0 and pools.retained is not None:
+        out["calls prefilled by decode"] = _number(found.point.local)
+        out["of it prefill by decode_s"] = _number(pools.retained.local_moments.first)
     if pools.return_s is not None and _number(pools.return_s) > 0.0:
         out["KV of the output on its way back, in the gap_s"] = _number(pools.return_s)
     return out

@@ -12,6 +12,7 @@ from breakeven.models.hardware import Accelerator
 from breakeven.models.inputs import InputError
 from breakeven.models.support import PoolNeeds
 from breakeven.models.topology import topology
+from breakeven.models.transfer_ways import FULL, TransferWay
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.result import describe, records
 
@@ -61,7 +62,7 @@ class Plan:
     context: int  # the longest sequence, tokens
     memory_fraction: float
     two_batches: bool  # that hide each other's collectives
-    transfers: tuple[str, ...] = ()  # what its KV transfer does beside sending all after prefill
+    transfer: TransferWay  # how a split's KV cache gets to decode
 
     def overlaps(self, pool: PoolPlan) -> bool:
         """Whether engines of a pool exchange tokens between experts under the arithmetic of another batch."""
@@ -113,7 +114,7 @@ def plan(deployed: Deployed) -> Plan:
         context=math.ceil(float(np.asarray(study.workload.max_tokens)) / 1024.0) * 1024,
         memory_fraction=round(float(np.asarray(study.catalog.engine.memory_fraction)), 3),
         two_batches=study.catalog.engine.overlapped_batches is not None,
-        transfers=study.names.transfers[0].asks if chosen_topology.kv_moves else (),
+        transfer=study.names.transfers[0] if chosen_topology.kv_moves else TransferWay(FULL),
     )
 
 

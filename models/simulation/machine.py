@@ -201,7 +201,11 @@ def _transfers(resolved: Resolved, catalog: Catalog, i: int) -> dict[str, Any]:
     if way is None:
         return {}
     last = 1.0 / _number(catalog.llm.layers, 0) if _number(way.overlap, i) > 0.5 else 1.0
-    return {"link_last": last, "returns": _number(way.returns, i) > 0.5}
+    found: dict[str, Any] = {"link_last": last, "returns": _number(way.returns, i) > 0.5}
+    if way.keeps is not None and way.local_tokens is not None and _number(way.keeps, i) > 0.5:
+        budget = _number(resolved.decode_attention.choice.token_budget, i)
+        found |= {"keeps": True, "local_tokens": _number(way.local_tokens, i), "decode_budget": budget}
+    return found
 
 
 def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catalog, window: Window, i: int = 0) -> Plan:
@@ -240,7 +244,7 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         prefill_split=prefill_split,
         decode_split=decode_split,
         link_ways=_number(found.bundles[0].workers, i),
-        **_transfers(resolved, catalog, i),
+        **(_transfers(resolved, catalog, i) if split else {}),
         encode=_encode(found, resolved, workload, catalog, i),
         **_tiers(found, resolved, i),
     )
