@@ -6,10 +6,14 @@ from typing import Any
 import numpy as np
 
 from breakeven.models.attainment import attain
+from breakeven.models.deployment import Deployment
 from breakeven.models.kernel_curves import extrapolated, sources
 from breakeven.models.local import Correction
 from breakeven.models.performance import Performance
+from breakeven.models.serving import attained_after_losses
 from breakeven.models.tables import resolve
+from breakeven.models.topology import topology
+from breakeven.models.workload import Workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.studies.attribution import bill as bill_of
 from breakeven.studies.attribution import performance_of
@@ -62,6 +66,7 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
         "time to first token, mean": _first_token(found, row),
         "decode step, mean": _step(found),
         **_bills(study, evaluator, row, title),
+        **_losses(study, workload, deployment, row),
         "use": _use(row),
         "memory of one engine": _memory(found, study),
         "money and power": _money(row, study),
@@ -101,6 +106,18 @@ def _slo(study: Study, met: Any, row: dict[str, Any]) -> Section:
             out[f"P({field} <= {seconds:g})"] = _number(getattr(met, name))
     percentiles = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "call_p95_s", "session_p95_s")
     return out | {name: row[name] for name in percentiles}
+
+
+def _losses(study: Study, workload: Workload, deployment: Deployment, row: dict[str, Any]) -> dict[str, Section]:
+    """The attainment that is left after each pool's loss; nothing where the study asks for none."""
+    if study.slo.losses is None:
+        return {}
+    left = attained_after_losses(deployment, workload, study.slo, study.catalog)
+    pools = topology(row["topology"]).pools
+    lost = study.written.limits.lost_replicas
+    return {
+        f"SLO attainment with {lost} of a pool's replicas lost": dict(zip(pools, np.asarray(left)[:, 0], strict=False))
+    }
 
 
 def _uncertainty(row: dict[str, Any]) -> Section:

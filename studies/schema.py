@@ -158,6 +158,7 @@ class Limits(_Strict):
     budget_usd_per_hour: Positive | None = None
     max_power_kw: Positive | None = None
     inventory: dict[str, Annotated[int, Field(ge=0, le=10_000_000)]] | None = None
+    lost_replicas: Annotated[int, Field(ge=0, le=1000)] = 0  # that any one pool may lose while the target still holds
     deployable: Literal["any", "today"] = "any"  # today: only what the study's engine supports (support.toml)
 
 

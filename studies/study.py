@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from breakeven.models.architecture import Architecture
-from breakeven.models.attainment import Bound, Slo
+from breakeven.models.attainment import Bound, Losses, Slo
 from breakeven.models.business_case import ApiPrice, api_price
 from breakeven.models.catalog import table
 from breakeven.models.forks import sample_forks
@@ -405,7 +405,13 @@ class Study:
             tpot=bound(fields.tpot_s),
             call=bound(fields.call_s),
             session=bound(fields.session_s),
+            losses=self._losses(),
         )
+
+    def _losses(self) -> Losses | None:
+        lost = self.written.limits.lost_replicas
+        pools = max(len(family.topology.pools) for family in self.space.families)
+        return Losses(jnp.arange(pools), jnp.float32(lost)) if lost else None
 
     def evaluator(self) -> Evaluator:
         """What evaluates the study's candidates, at the usual values of all inputs."""
