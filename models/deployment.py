@@ -26,6 +26,13 @@ class Stage:
     token_budget: Array  # new tokens one step may take
     chunked: Array  # 1.0: prefill chunks ride with the decode batch; 0.0: prefill first
     weights: Array  # row of catalog.weight_schemes
+    context_parallel: Array | None = None  # ranks that share the tokens of a prefill; None: no pool has any
+
+    @property
+    def accelerators(self) -> Array:
+        """Accelerators of one engine."""
+        count = self.tensor_parallel * self.data_parallel * self.pipeline_parallel
+        return count if self.context_parallel is None else count * self.context_parallel
 
 
 # Where a call goes: to the replica drawn for its session, to the one with the fewest calls, to the one that holds its

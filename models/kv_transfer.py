@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from breakeven.models.context_parallel import ranks
 from breakeven.models.memory import kv_bytes_per_token
 from breakeven.models.steps import kv_shards
 from breakeven.models.tables import Catalog, Resolved
@@ -73,7 +74,8 @@ def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array
     Every rank that holds a shard sends it over its own port, as many ports as the side with fewer shards has.
     """
     llm, p, d = catalog.llm, resolved.prefill_attention, resolved.decode_attention
-    ports = jnp.minimum(kv_shards(p, llm) * p.choice.pipeline_parallel, kv_shards(d, llm) * d.choice.pipeline_parallel)
+    sides = (kv_shards(stage, llm) * stage.choice.pipeline_parallel * ranks(stage) for stage in (p, d))
+    ports = jnp.minimum(*sides)
     nic = jnp.minimum(p.hardware.nic_bytes_per_s, d.hardware.nic_bytes_per_s)
     port = jnp.where(
         resolved.link_through_nic > 0.5,

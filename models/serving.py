@@ -81,8 +81,7 @@ def _phase_total(attention: ResolvedStage, ffn: ResolvedStage, name: str) -> Arr
 
     def total(stage: ResolvedStage) -> Array:
         choice = stage.choice
-        engine = choice.tensor_parallel * choice.data_parallel * choice.pipeline_parallel
-        return choice.replicas * engine * getattr(stage.hardware, name)
+        return choice.replicas * choice.accelerators * getattr(stage.hardware, name)
 
     return total(attention) + jnp.where(attention.choice.pool == ffn.choice.pool, 0.0, total(ffn))
 

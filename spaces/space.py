@@ -29,6 +29,7 @@ POOL_FIELDS = (
     "data_parallel",
     "expert_parallel",
     "pipeline_parallel",
+    "context_parallel",
     "replicas",
     "max_batch",
     "token_budget",
@@ -45,6 +46,7 @@ class PoolDomain:
     data_parallel: tuple[int, ...] = (1,)
     expert_parallel: tuple[bool, ...] = (False,)
     pipeline_parallel: tuple[int, ...] = (1,)
+    context_parallel: tuple[int, ...] = (1,)
     replicas: tuple[int, ...] = (1,)
     max_batch: tuple[int, ...] = (256,)
     token_budget: tuple[int, ...] = (8192,)
@@ -95,6 +97,7 @@ def why_invalid(
         "tensor_parallel × data_parallel stays inside a node, or fills several with expert_parallel": (ranks > node)
         & ~wide,
         f"pipeline_parallel is at most {llm.layers} layers": p > llm.layers,
+        "context_parallel needs data_parallel 1": (row.get("context_parallel", 1) > 1) & (d > 1),
         "expert_parallel needs experts that the ranks divide": whole
         & ((llm.experts == 0) | (ranks == 1) | (np.maximum(llm.experts, 1) % ranks != 0)),
         "data_parallel with experts needs expert_parallel": (d > 1) & (experts and llm.experts > 0) & ~whole,
@@ -178,6 +181,16 @@ class Space:
         }
         return tuple(name for name in (*COLUMNS[1:], COLUMNS[0]) if apart.get(name, True))
 
+    @cached_property
+    def rings(self) -> bool:
+        """Whether some pool spreads the tokens of a prefill over ranks."""
+        return any((table["context_parallel"] > 1).any() for family in self.families for table in family.tables)
+
+    @property
+    def pool_fields(self) -> tuple[str, ...]:
+        """The fields of POOL_FIELDS that some pool makes use of."""
+        return tuple(name for name in POOL_FIELDS if name != "context_parallel" or self.rings)
+
     @property
     def apart(self) -> bool:
         """Whether some candidate's attention stands apart from its feed-forward layers."""
@@ -212,7 +225,7 @@ class Space:
         c = self.columns(ids)
         labels = np.array([family.topology.labels for family in self.families])[c["family"]]
         chunked = np.array([family.topology.chunked for family in self.families])[c["family"]]
-        choices = {slot: _choices({n: c[f"{slot}_{n}"] for n in POOL_FIELDS}, chunked) for slot in self.slots}
+        choices = {slot: _choices({n: c[f"{slot}_{n}"] for n in self.pool_fields}, chunked) for slot in self.slots}
         stages = {}
         for s, stage in enumerate(STAGES):
             phase = "decode" if stage.startswith("decode") else "prefill"
@@ -244,7 +257,7 @@ class Space:
         out["topology"] = _named(c["family"], topologies)
         named = {"accelerator": self.names.accelerator_ids, "weights": self.names.weights}
         for slot in self.slots:
-            for name in POOL_FIELDS:
+            for name in self.pool_fields:
                 values = c[f"{slot}_{name}"]
                 flagged = values > 0 if name == "expert_parallel" else values
                 out[f"{slot}_{name}"] = _named(values, named[name]) if name in named else flagged
@@ -278,7 +291,7 @@ def _choices(pool: dict[str, np.ndarray], chunked: np.ndarray) -> dict[str, Arra
     ranks = pool["tensor_parallel"] * pool["data_parallel"]
     values = {**pool, "chunked": chunked, "expert_parallel": np.where(pool["expert_parallel"] > 0, ranks, 1)}
     whole = {"accelerator", "weights"}
-    return {n: _array(values[n], np.int32 if n in whole else np.float32) for n in STAGE_FIELDS if n != "pool"}
+    return {n: _array(values[n], np.int32 if n in whole else np.float32) for n in STAGE_FIELDS if n in values}
 
 
 def _array(values: np.ndarray, kind: type[np.number]) -> Array:
@@ -329,8 +342,9 @@ def _feeds_forward(stages: tuple[str, ...]) -> bool:
 
 def _effective(domain: PoolDomain, stages: tuple[str, ...]) -> PoolDomain:
     """Choices without effect at their first value: a pool without decode attention has no decode batch, one that does
-    not prefill no token budget, one without feed-forward layers no experts to spread. A pool of the vision encoder
-    alone has its heads to split, and images that it encodes together as its batch."""
+    not prefill no token budget, one that does not prefill alone no context to spread, one without feed-forward layers no
+    experts to spread. A pool of the vision encoder alone has its heads to split, and images that it encodes together as
+    its batch."""
     values = dict(domain.__dict__)
     encoder = stages == ("encode",)
     if encoder:
@@ -339,6 +353,8 @@ def _effective(domain: PoolDomain, stages: tuple[str, ...]) -> PoolDomain:
         values["max_batch"] = domain.max_batch[:1]
     if not any(stage.startswith("prefill") for stage in stages):
         values["token_budget"] = domain.token_budget[:1]
+    if set(stages) - {"encode"} != {"prefill_attention", "prefill_ffn"}:
+        values["context_parallel"] = (1,)
     if not _feeds_forward(stages):
         values["expert_parallel"] = (False,)
     return PoolDomain(**values)

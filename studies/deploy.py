@@ -66,6 +66,7 @@ def _what(plan: Plan) -> str:
     for pool in plan.pools:
         ranks = f"TP{pool.tensor_parallel} PP{pool.pipeline_parallel} DP{pool.data_parallel}"
         ranks += " EP" if pool.expert_parallel else ""
+        ranks += f" CP{pool.context_parallel}" if pool.context_parallel > 1 else ""
         lines.append(
             f"* {pool.role}: {pool.replicas} engines of {pool.accelerators} x {pool.accelerator.id} on "
             f"{pool.nodes} machine{'s' if pool.nodes > 1 else ''}, {ranks}, weights {pool.weights}, KV {plan.kv}"

@@ -87,7 +87,7 @@ def choices(row: Mapping[str, Any]) -> dict[str, Any]:
     """The deployment in a row of front.csv: its topology, its pools, and what joins them."""
 
     def pool(phase: str) -> dict[str, Any]:
-        return {name: _plain(row[f"{phase}_{name}"]) for name in POOL_FIELDS}
+        return {name: _plain(row[f"{phase}_{name}"]) for name in POOL_FIELDS if f"{phase}_{name}" in row}
 
     chosen = topology(row["topology"])
     found: dict[str, Any] = {"topology": chosen.name}

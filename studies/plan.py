@@ -27,6 +27,7 @@ class PoolPlan:
     tensor_parallel: int
     data_parallel: int
     pipeline_parallel: int
+    context_parallel: int
     expert_parallel: bool
     max_batch: int  # sequences of one engine
     token_budget: int  # new tokens of one step
@@ -35,7 +36,7 @@ class PoolPlan:
     @property
     def accelerators(self) -> int:
         """Accelerators of one engine."""
-        return self.tensor_parallel * self.data_parallel * self.pipeline_parallel
+        return self.tensor_parallel * self.data_parallel * self.pipeline_parallel * self.context_parallel
 
     @property
     def nodes(self) -> int:
@@ -125,5 +126,6 @@ def _pool(role: str, pool: Mapping[str, Any], kinds: Mapping[str, Accelerator]) 
         accelerator=kinds[str(pool["accelerator"])],
         expert_parallel=bool(pool["expert_parallel"]),
         weights=str(pool["weights"]),
+        context_parallel=int(pool.get("context_parallel", 1)),
         **{name: int(pool[name]) for name in counts},
     )

@@ -59,6 +59,7 @@ class PoolChoices(_Strict):
     data_parallel: Counts | None = None
     expert_parallel: Flags | None = None
     pipeline_parallel: Counts | None = None
+    context_parallel: Counts | None = None
     replicas: Counts | None = None
     max_batch: Counts | None = None
     token_budget: Counts | None = None

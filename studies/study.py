@@ -56,7 +56,15 @@ from breakeven.studies.schema import (
 
 UNLIMITED = 1e12
 _sampled = functools.lru_cache(maxsize=4)(sample_sessions)  # studies of one workload draw the same sessions
-_COUNTS = ("tensor_parallel", "data_parallel", "pipeline_parallel", "replicas", "max_batch", "token_budget")
+_COUNTS = (
+    "tensor_parallel",
+    "data_parallel",
+    "pipeline_parallel",
+    "context_parallel",
+    "replicas",
+    "max_batch",
+    "token_budget",
+)
 
 
 def _listed(value: Any) -> list[Any]:

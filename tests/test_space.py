@@ -47,7 +47,7 @@ def test_columns_frame_and_deployment_agree(study, some):
     assert frame["candidate"].tolist() == some.tolist()
     for stage in STAGES:
         phase, arrays = stage.split("_")[0].replace("encode", "prefill"), getattr(deployment, stage)
-        for name in set(POOL_FIELDS) - {"expert_parallel"}:
+        for name in set(study.space.pool_fields) - {"expert_parallel"}:
             assert np.array_equal(np.asarray(getattr(arrays, name)), columns[f"{phase}_{name}"])
         for name in ("tensor_parallel", "pipeline_parallel", "replicas", "max_batch", "token_budget"):
             assert np.array_equal(np.asarray(getattr(arrays, name)), frame[f"{phase}_{name}"])

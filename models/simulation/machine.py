@@ -129,6 +129,7 @@ def _speed(
         sparse_topk=_number(llm.sparse_topk, 0),
         ranks=ranks,
         depth=round(depth),
+        ring=of("ring_context_s"),
         **{} if way is None else {name: _number(getattr(way, name), i) for name in DRAFTING},
     )
 

@@ -45,6 +45,7 @@ class Speed(NamedTuple):
     sparse_topk: float
     ranks: float  # data-parallel ranks
     depth: int  # pipeline stages
+    ring: float = 0.0  # seconds of a cached token going round context-parallel ranks
     drafts: float = 0.0  # tokens of a step and sequence beside the certain one (`breakeven.models.speculation`)
     yielded: float = 1.0
     layers_share: float = 0.0
