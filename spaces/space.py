@@ -342,9 +342,9 @@ def _feeds_forward(stages: tuple[str, ...]) -> bool:
 
 def _effective(domain: PoolDomain, stages: tuple[str, ...]) -> PoolDomain:
     """Choices without effect at their first value: a pool without decode attention has no decode batch, one that does
-    not prefill no token budget, one that does not prefill alone no context to spread, one without feed-forward layers no
-    experts to spread. A pool of the vision encoder alone has its heads to split, and images that it encodes together as
-    its batch."""
+    not prefill no token budget, one that does not prefill alone no context to spread, one without feed-forward layers
+    no experts to spread. A pool of the vision encoder alone has its heads to split, and images that it encodes together
+    as its batch."""
     values = dict(domain.__dict__)
     encoder = stages == ("encode",)
     if encoder:
