@@ -143,8 +143,10 @@ class Evaluator:
                 columns |= {f"excess_{k}": np.asarray(v)[:n] for k, v in value._asdict().items()}
             elif isinstance(value, Doubts):
                 columns |= {f"doubt_{k}": np.asarray(v)[:n] for k, v in value._asdict().items()}
-            elif value is not None:
+            else:
                 columns[name] = np.asarray(value)[:n]
+        if self.slo.losses is not None:
+            columns["lost_attainment"] = (1.0 - columns["excess_loss"]) * float(self.slo.target)
         if p95 is not None:
             columns["session_p95_s"] = np.asarray(p95)[:n]
         return columns
