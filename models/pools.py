@@ -23,7 +23,7 @@ StageCoefficients = tuple[Coefficients, Coefficients]  # attention, feed-forward
 
 
 class Prefill(NamedTuple):
-    """Prefill of a call, by node; (n, 2 x nodes): first those that find their prefix, then those that lost it."""
+    """Prefill of a call, by node; (n, nodes): first those that find their prefix, then those that lost it."""
 
     latency_s: Array
     transfer_s: Array  # of the KV cache, and of images encoded elsewhere also their time there
@@ -208,7 +208,8 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         hit_latency_s = hit_latency_s + joined_s[:, :nodes]
         missed_latency_s = missed_latency_s + joined_s[:, nodes:]
     token_s, pair_s, ways = hit_time.token_s, hit_time.pair_s, prefill.ways
-    contexts = jnp.concatenate([hit.context, jnp.broadcast_to(lost.context, hit.context.shape)], axis=-1)
+    lost_context = jnp.broadcast_to(lost.context, (*hit.context.shape[:-1], *lost.context.shape))
+    contexts = jnp.concatenate([hit.context, lost_context], axis=-1)
     transfer_s = kv_transfer_s(resolved, catalog, contexts)
     shared = _held_share(sharing, hit, hit_time, prefill)
     prefill_memory = pool_memory(resolved, p, llm, engine, workload.mean_prompt)
