@@ -30,6 +30,15 @@ class Bound:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Losses:
+    """Replicas that any one pool may lose while the target still holds."""
+
+    pools: Array  # labels of the pools that lose them, one after another, shape (pools,)
+    replicas: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Slo:
     """Bounds on a call's TTFT, TPOT and time, and on a session's time; None where there is none.
 
@@ -43,6 +52,7 @@ class Slo:
     tpot: Bound | None = None
     call: Bound | None = None
     session: Bound | None = None
+    losses: Losses | None = None
 
 
 class TokenTime(NamedTuple):

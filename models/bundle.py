@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.special import ndtri
 
+from breakeven.models.context_parallel import spread, with_ring
 from breakeven.models.llm import LLM
 from breakeven.models.numerics import once
 from breakeven.models.speculation import Speculations
@@ -165,6 +166,7 @@ def bundle(
         attention_coefficients(attention, llm, engine, resolved.kv_bytes_per_element, queries),
         ffn_coefficients(ffn, llm, engine, 0.0 if split is None else split.apart, queries),
     )
+    sides = with_ring(spread(sides[0], attention), attention, llm, resolved.kv_bytes_per_element), spread(sides[1], ffn)
     if pace is not None:
         sides = jax.tree.map(lambda leaf: leaf * pace, sides)
     return Bundle(

@@ -26,6 +26,13 @@ class Stage:
     token_budget: Array  # new tokens one step may take
     chunked: Array  # 1.0: prefill chunks ride with the decode batch; 0.0: prefill first
     weights: Array  # row of catalog.weight_schemes
+    context_parallel: Array | None = None  # ranks that share the tokens of a prefill; None: no pool has any
+
+    @property
+    def accelerators(self) -> Array:
+        """Accelerators of one engine."""
+        count = self.tensor_parallel * self.data_parallel * self.pipeline_parallel
+        return count if self.context_parallel is None else count * self.context_parallel
 
 
 # Where a call goes: to the replica drawn for its session, to the one with the fewest calls, to the one that holds its
@@ -51,6 +58,7 @@ class Deployment:
     activation_link: Array | None = None  # row of catalog.links that activations between attention and feed-forward
     micro_batches: Array | None = None  # pools cross, in so many parts that take turns; None: no such pools
     speculation: Array | None = None  # row of catalog.speculations; None: no candidate speculates
+    kv_transfer: Array | None = None  # row of catalog.transfers; None: all KV crosses after prefill, and none goes back
 
     @property
     def balanced(self) -> Array:

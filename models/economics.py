@@ -28,10 +28,7 @@ def pool_accelerators(resolved: Resolved) -> tuple[Array, ...]:
     A pool whose stages ask for different sharding is as large as the largest of them.
     """
     stages = resolved.stages
-    sizes = [
-        s.choice.replicas * s.choice.tensor_parallel * s.choice.data_parallel * s.choice.pipeline_parallel
-        for s in stages
-    ]
+    sizes = [s.choice.replicas * s.choice.accelerators for s in stages]
     counted = []
     for i, stage in enumerate(stages):
         first = jnp.ones_like(sizes[0], dtype=bool)

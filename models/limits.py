@@ -38,6 +38,7 @@ class Violations(NamedTuple):
     budget: Array
     power: Array
     inventory: Array
+    loss: Array  # of the target over what is attained when a pool has lost replicas; -1 where none is to be survived
 
 
 class Doubts(NamedTuple):
@@ -102,6 +103,7 @@ def limits_broken(
         budget=money.cost_per_hour_usd / economy.budget_usd_per_hour - 1.0,
         power=money.power_w / economy.max_power_w - 1.0,
         inventory=money.inventory_excess,
+        loss=jnp.full_like(busy.prefill, -1.0),
     )
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from breakeven.models.context_parallel import ranks
 from breakeven.models.llm import LLM
 from breakeven.models.steps import kv_shards
 from breakeven.models.tables import Engine, Resolved, ResolvedStage
@@ -72,8 +73,8 @@ def pool_memory(resolved: Resolved, stage: ResolvedStage, llm: LLM, engine: Engi
     """Memory of the pool that `stage` (an attention stage) stands in; `mean_tokens` is a sequence's usual length."""
     choice, hw = stage.choice, stage.hardware
     weights = pool_weights_bytes(resolved, choice.pool, llm)
-    activations = ACTIVATION_FACTOR * llm.hidden * choice.token_budget / choice.tensor_parallel
+    activations = ACTIVATION_FACTOR * llm.hidden * choice.token_budget / (choice.tensor_parallel * ranks(stage))
     free = hw.memory_bytes * engine.memory_fraction - engine.reserve_bytes - weights - activations
-    ways = kv_shards(stage, llm) * choice.pipeline_parallel * choice.data_parallel
+    ways = kv_shards(stage, llm) * choice.pipeline_parallel * choice.data_parallel * ranks(stage)
     per_token = kv_bytes_per_token(llm, resolved.kv_bytes_per_element, mean_tokens)
     return Memory(weights, free, jnp.maximum(free, 0.0) * ways / per_token)

@@ -16,11 +16,13 @@ from jax import Array
 
 from breakeven.models.bundle import Bundle, decode_step, decode_step_s
 from breakeven.models.encoder import Encode, encode_busy
+from breakeven.models.kv_transfer import Moved
 from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory
 from breakeven.models.numerics import TINY, table_lookup
 from breakeven.models.queueing import Moments
 from breakeven.models.reload import Reload
+from breakeven.models.retained import Retained, calls_ahead, remote_service
 from breakeven.models.steps import StepTime
 from breakeven.models.workload import Workload
 
@@ -59,12 +61,13 @@ class Pools:
     prefill_balanced: Array  # 1.0: least loaded replica; 0.0: one drawn for the session or the call
     prefill_scattered: Array  # 1.0: a session's calls go to any replica; 0.0: to the one that holds its prefix
     decode_balanced: Array
-    transfer_s: Array  # mean KV transfer of a call
-    transfer_s2: Array  # its second moment
+    moved: Moved  # a call's KV transfer
     request_s: Array  # what the engine adds to every call
     reserve_tokens: Array  # cache that admission counts for a sequence
     reload: Reload | None  # tiers of KV cache below HBM
     encode: Encode | None = None  # the vision encoder, where calls have something to encode
+    retained: Retained | None = None  # what decode pools keep of their sessions; None: nothing
+    return_s: Array | None = None  # mean KV transfer of a call's output back
 
 
 class State(NamedTuple):
@@ -80,7 +83,7 @@ class OperatingPoint(NamedTuple):
     """Where a deployment settles; per engine, shapes (n,)."""
 
     state: State
-    prefill_rate: Array  # calls per second and engine
+    prefill_rate: Array  # calls per second and engine that come to it
     decode_rate: Array
     service: Moments  # occupancy of one call's prefill, misses and batching included
     stall: Moments  # time that one call's prefill keeps the decode of its pool from going on
@@ -105,6 +108,9 @@ class OperatingPoint(NamedTuple):
     chunk_step_s: Array  # step that carries a prefill chunk
     chunk_rate: Array  # such steps per second
     active_tokens: Array
+    moved: Moved  # KV transfer of a call that goes to prefill
+    kept: Array  # share of calls whose session decode still holds
+    local: Array  # share of calls that are prefilled by decode
 
 
 def decode_step_at(pools: Pools, llm: LLM, batch: Array, context: Array) -> StepTime:
@@ -242,11 +248,16 @@ def operating_point(
     """
     context, steps = workload.decode_context, workload.mean_steps
     calls = session_rate * workload.calls_per_session
-    prefill_rate, decode_rate = calls / pools.prefill_replicas, calls / pools.decode_replicas
+    kept, local = _kept_by_decode(pools, workload, session_rate, state.batch)
+    prefill_rate, decode_rate = calls * (1.0 - local) / pools.prefill_replicas, calls / pools.decode_replicas
     own = own_load(state.decode_busy, pools.decode_replicas, pools.decode_balanced)
     step_s, fixed_s, marginal_s, per_context = _linear_step(pools, llm, seen * state.batch + own, context)
 
-    alone = pools.resident.mixed(pools.missed, state.miss)
+    alone, moved = pools.resident.mixed(pools.missed, state.miss), pools.moved
+    if pools.retained is not None:
+        ahead = calls_ahead(local, workload.calls_per_session)
+        alone = remote_service(pools.retained, pools.resident, pools.missed, state.miss, local, ahead)
+        moved = moved.mixed(pools.retained.partial, (kept - local) / (1.0 - local))
     chunks = pools.resident_chunks + state.miss * (pools.missed_chunks - pools.resident_chunks)
     stretch, riding, chunks = _stretch(pools, state, alone.first, chunks, marginal_s)
     service = alone.scaled(stretch)
@@ -259,7 +270,7 @@ def operating_point(
     share = jnp.minimum(seen * prefill_rate * stall.first, HIGHEST)
     chunk_step_s = pass_s * jnp.maximum(state.mates / pools.prefill_ranks, 1.0) / chunks
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
-    encoding = _encode_share(pools, seen * calls, state.miss)
+    encoding = _encode_share(pools, seen * calls, state.miss) + local_share(pools, seen * decode_rate * local)
     slowdown = 1.0 / (1.0 - jnp.minimum(share + encoding, HIGHEST) + chunk_rate * step_s)
     delay_s, mates, passes = _prefill_bursts(pools, service, seen * prefill_rate, share, step_s, chunk_step_s, steps)
 
@@ -275,7 +286,7 @@ def operating_point(
     variance = jnp.where(balanced, variance * one + 0.5 * (1.0 - one), variance) * (1.0 + 0.25 * mates)
     variance = variance * (1.0 + 0.5 * (workload.arrival_cv2 - 1.0) * one)
 
-    active = _active_tokens(pools, workload, batch, prefill_rate, service)
+    active = _active_tokens(pools, workload, batch, prefill_rate, service, moved)
     miss = cache_miss(pools, workload, session_rate, active)
     per_rank = jnp.maximum(pools.token_budget / workload.resident.mean_tokens, 1.0)
     together, others = _prefill_mates(pools, workload, state, prefill_rate, pass_s, share, step_s, chunk_step_s)
@@ -306,7 +317,28 @@ def operating_point(
         chunk_step_s,
         chunk_rate,
         active,
+        moved,
+        kept,
+        local,
     )
+
+
+def _kept_by_decode(pools: Pools, workload: Workload, session_rate: Array, batch: Array) -> tuple[Array, Array]:
+    """(share of calls whose session decode still holds, share that are prefilled there)."""
+    if pools.retained is None:
+        return jnp.zeros_like(batch), jnp.zeros_like(batch)
+    busy = workload.shared_prefix_tokens + batch * workload.decode_context
+    own = jnp.maximum(pools.decode_memory.capacity_tokens - busy, 1.0)
+    found = _kept(workload, own, own * pools.decode_replicas / session_rate)
+    found = pools.retained.keeps * jnp.where(workload.calls_per_session > 1.0, found, 1.0)
+    return found, found * jnp.minimum(pools.retained.local_share, HIGHEST)
+
+
+def local_share(pools: Pools, rate: Array) -> Array:
+    """Share of time that a decode engine spends on prefilling short prompts, of which `rate` come a second."""
+    if pools.retained is None:
+        return jnp.zeros_like(rate)
+    return jnp.minimum(rate * pools.retained.local_moments.first, HIGHEST)
 
 
 def _encode_share(pools: Pools, calls: Array, miss: Array) -> Array:
@@ -360,11 +392,13 @@ def prefill_queue_s(pools: Pools, service: Moments, rate: Array) -> Array:
     return 0.5 * rate * service.second / (idle * prefill_servers(pools))
 
 
-def _active_tokens(pools: Pools, workload: Workload, batch: Array, rate: Array, service: Moments) -> Array:
+def _active_tokens(
+    pools: Pools, workload: Workload, batch: Array, rate: Array, service: Moments, moved: Moved
+) -> Array:
     """Tokens that sessions in service hold in the cache of one prefill engine: of calls that wait, prefill, cross the
     link or decode. A split pool's decode goes on elsewhere, but the prefix stays for the session's next call."""
     decoding = batch * pools.decode_replicas / pools.prefill_replicas
-    waiting_s = prefill_queue_s(pools, service, rate) + service.first + pools.transfer_s
+    waiting_s = prefill_queue_s(pools, service, rate) + service.first + moved.waited_s
     return decoding * workload.decode_context + rate * waiting_s * workload.mean_prompt
 
 

@@ -25,6 +25,7 @@ from breakeven.models.operating_point import (
 )
 from breakeven.models.pools import Prefill, build_pools, request_s
 from breakeven.models.queueing import Wait, autocorrelation_share
+from breakeven.models.retained import Nodes, by_kind, calls_ahead
 from breakeven.models.settle import (
     SURGE_ITERATIONS,
     Closed,
@@ -140,20 +141,27 @@ def _stalls(
     """
     # A queue is empty behind a call that leaves it with probability 1 - utilization.
     left = 1.0 - jnp.clip(point.prefill_utilization, 0.0, 1.0)[:, None]
-    probability = jnp.clip(1.0 - left * jnp.exp(-point.prefill_rate[:, None] * steps * token_s), 1e-6, 1.0)
+    rate, held = point.prefill_rate, pools.shared
+    if pools.retained is not None:
+        local = point.decode_rate * point.local
+        rate, left = jnp.where(held > 0.0, rate, local), jnp.where(held[:, None] > 0.0, left, 1.0)
+        held = jnp.maximum(held, local)
+    probability = jnp.clip(1.0 - left * jnp.exp(-rate[:, None] * steps * token_s), 1e-6, 1.0)
     passes = point.burst_passes + 1e-6
     lasts = jnp.expm1(-steps / passes[:, None]) / jnp.expm1(-workload.mean_steps / passes)[:, None]
     mean = (point.slowdown - 1.0)[:, None] * token_s + point.prefill_delay_s[:, None] * lasts / steps
     variance = _stall_variance(point, pools, steps)
     given = mean / probability
     given_variance = jnp.maximum((variance + mean**2) / probability - given**2, 0.02 * given**2)
-    return jnp.where(pools.shared > 0.0, 1.0, 0.0)[:, None] * probability, given, given_variance
+    return jnp.where(held > 0.0, 1.0, 0.0)[:, None] * probability, given, given_variance
 
 
 def _stall_variance(point: OperatingPoint, pools: Pools, steps: Array) -> Array:
     """Variance over calls of the mean stall per token, (n, O): whole prefills, or the chunks that slow steps."""
-    idle = 1.0 - point.prefill_share
-    work = point.prefill_rate * point.stall.second
+    idle, work = 1.0 - point.prefill_share, point.prefill_rate * point.stall.second
+    if pools.retained is not None:
+        local = point.decode_rate * point.local * pools.retained.local_moments.second
+        idle, work = idle - point.encode_share, work + local
     first = (work * point.step_s / idle**3)[:, None] / steps
     slower = jnp.maximum(point.chunk_step_s - point.step_s, 0.0)
     share = jnp.clip(point.chunk_rate / (point.chunk_rate + idle / point.step_s + TINY), 0.0, 1.0)
@@ -242,6 +250,11 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
     point = operating_point(state, pools, workload, catalog.llm, rate, seen)
     miss = state.miss[:, None]
     weight = jnp.concatenate([hit.weight * (1.0 - miss), workload.missed.weight * miss], -1)
+
+    if pools.retained is not None:
+        ahead = calls_ahead(point.local, workload.calls_per_session)
+        calls = by_kind(pools.retained, Nodes(prefill.latency_s, prefill.transfer_s, weight), point.kept, ahead)
+        prefill, weight = prefill._replace(latency_s=calls.latency_s, transfer_s=calls.transfer_s), calls.weight
 
     waits = call_waits(point, pools, workload, catalog.llm, seen)
     latency = _latency(point, pools, prefill, weight, waits, workload, resolved, catalog)

@@ -11,11 +11,13 @@ from jax import Array
 
 from breakeven.models.bundle import Bundle, PrefillTime, bundle, common_divisor, prefill_call
 from breakeven.models.encoder import Encode, encoding
-from breakeven.models.memory import Memory, kv_bytes_per_token, pool_memory
+from breakeven.models.kv_transfer import moved, return_s
+from breakeven.models.memory import Memory, pool_memory
 from breakeven.models.operating_point import Pools
 from breakeven.models.queueing import Moments
 from breakeven.models.reload import continued_share, reload
-from breakeven.models.steps import Coefficients, StepTime, kv_shards, prefill_chunks
+from breakeven.models.retained import retained
+from breakeven.models.steps import Coefficients, StepTime, prefill_chunks
 from breakeven.models.tables import Catalog, Engine, Resolved
 from breakeven.models.workload import PrefillNodes, Workload
 
@@ -26,7 +28,7 @@ class Prefill(NamedTuple):
     """Prefill of a call, by node; (n, nodes): first those that find their prefix, then those that lost it."""
 
     latency_s: Array
-    transfer_s: Array  # of the KV cache, and of images encoded elsewhere also their time there
+    transfer_s: Array  # waited for the KV cache, and of images encoded elsewhere also their time there
     terms: StepTime  # of the mean call that finds its prefix, (n,)
 
 
@@ -92,26 +94,6 @@ def _select(split: Array, shared: PrefillNodes, apart: PrefillNodes) -> PrefillN
     return dataclasses.replace(chosen, weight=shared.weight, moments=jnp.moveaxis(chosen.moments, 0, -1))
 
 
-def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array:
-    """Seconds one call's KV cache of `context` tokens takes from the prefill to the decode engine, (n, ...).
-
-    Every rank that holds a shard sends it over its own port, as many ports as the side with fewer shards has.
-    """
-    llm, p, d = catalog.llm, resolved.prefill_attention, resolved.decode_attention
-    ports = jnp.minimum(kv_shards(p, llm) * p.choice.pipeline_parallel, kv_shards(d, llm) * d.choice.pipeline_parallel)
-    nic = jnp.minimum(p.hardware.nic_bytes_per_s, d.hardware.nic_bytes_per_s)
-    port = jnp.where(
-        resolved.link_through_nic > 0.5,
-        jnp.minimum(resolved.link_bytes_per_s, nic),
-        resolved.link_bytes_per_s,
-    )
-    shape = (-1, *[1] * (context.ndim - 1))
-    per_token = kv_bytes_per_token(llm, resolved.kv_bytes_per_element.reshape(shape), context)
-    time = resolved.link_latency_s.reshape(shape) + context * per_token / (ports * port).reshape(shape)
-    apart = p.choice.pool != d.choice.pool
-    return jnp.where(apart.reshape(shape), time, 0.0)
-
-
 class Sharing(NamedTuple):
     """Which pools the phases share, booleans of shape (n,)."""
 
@@ -165,6 +147,19 @@ def _held_share(sharing: Sharing, hit: PrefillNodes, time: PrefillTime, machine:
     return jnp.where(sharing.attention & sharing.ffn, 1.0, jnp.minimum(one_side, 1.0))
 
 
+def _forgets(resolved: Resolved, sharing: Sharing) -> Array:
+    """1.0 where prefill never sees the output of the call before: it was written in another pool, and stays there."""
+    way = resolved.transfers
+    return jnp.where(sharing.moves, 1.0 if way is None else 1.0 - way.returns, 0.0)
+
+
+def _staged(resolved: Resolved, memory: Memory) -> Memory:
+    """Decode memory without what is held free for caches on their way."""
+    if resolved.transfers is None:
+        return memory
+    return memory._replace(capacity_tokens=memory.capacity_tokens * (1.0 - resolved.transfers.staging))
+
+
 def _bundle_memory(memory: Memory, workers: Array, shared_prefix_tokens: Array) -> Memory:
     """Memory of a bundle whose every worker holds the shared prefix; that of the model counts it once."""
     extra = (workers - 1.0) * shared_prefix_tokens
@@ -193,13 +188,13 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     one, budget = jnp.ones_like(p.choice.replicas), p.choice.token_budget
     sharing = _sharing(resolved)
     prefill, decode = _bundles(resolved, catalog, sharing, jnp.sqrt(workload.decode_context_var) * one)
-    hit = _select(jnp.where(sharing.moves, 1.0, 0.0), workload.resident, workload.recomputed)
-    lost = workload.missed
+    hit, lost = _select(_forgets(resolved, sharing), workload.resident, workload.recomputed), workload.missed
     hit_time = prefill_call(prefill, llm, hit.tokens, hit.pairs, hit.context, budget)
     lost_time = prefill_call(prefill, llm, lost.tokens, lost.pairs, lost.context, budget)
     hit_latency_s = _pipelined(hit_time.alone.total_s, hit, prefill, budget)
     missed_latency_s = _pipelined(lost_time.alone.total_s, lost, prefill, budget)
     nodes = hit.weight.shape[-1]
+    prefill_s = jnp.concatenate([hit_latency_s, missed_latency_s], -1)
     encode = encoding(resolved, workload, catalog, hit, lost)
     if encode is not None:
         joined_s = encode.joined[:, None] * encode.seconds
@@ -210,7 +205,9 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     token_s, pair_s, ways = hit_time.token_s, hit_time.pair_s, prefill.ways
     lost_context = jnp.broadcast_to(lost.context, (*hit.context.shape[:-1], *lost.context.shape))
     contexts = jnp.concatenate([hit.context, lost_context], axis=-1)
-    transfer_s = kv_transfer_s(resolved, catalog, contexts)
+    transfer, transfer_s = moved(resolved, catalog, contexts, prefill_s, hit.weight)
+    marginal = token_s, pair_s
+    kept = retained(resolved, workload, catalog, hit, prefill_s[:, :nodes], hit_time.busy_s, marginal, ways, decode)
     shared = _held_share(sharing, hit, hit_time, prefill)
     prefill_memory = pool_memory(resolved, p, llm, engine, workload.mean_prompt)
     decode_memory = pool_memory(resolved, d, llm, engine, workload.decode_context)
@@ -232,7 +229,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         prefill_latency_s=prefill_latency_s,
         missed_latency_s=lost_latency_s,
         prefill_memory=_bundle_memory(prefill_memory, prefill.workers, workload.shared_prefix_tokens),
-        decode_memory=_bundle_memory(decode_memory, decode.workers, workload.shared_prefix_tokens),
+        decode_memory=_bundle_memory(_staged(resolved, decode_memory), decode.workers, workload.shared_prefix_tokens),
         prefill_replicas=prefill.count,
         decode_replicas=decode.count,
         prefill_workers=prefill.workers,
@@ -246,9 +243,10 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         chunked=jnp.where(sharing.attention & sharing.ffn & ~sharing.moves, p.choice.chunked, 0.0),
         prefill_balanced=resolved.balanced,
         prefill_scattered=resolved.scattered,
-        decode_balanced=jnp.where(sharing.moves, 1.0, resolved.balanced),
-        transfer_s=hit.mean(transfer_s[:, :nodes]),
-        transfer_s2=hit.mean(transfer_s[:, :nodes] ** 2),
+        decode_balanced=jnp.where(sharing.moves, 1.0 if kept is None else 1.0 - kept.keeps, resolved.balanced),
+        moved=transfer,
+        return_s=return_s(resolved, catalog, workload.mean_output),
+        retained=kept,
         request_s=request_s(resolved, workload, engine)[0] * one,
         reserve_tokens=workload.decode_context + (engine.reserve_output_share - 0.5) * workload.mean_output * one,
         reload=reload(resolved, hit, workload, llm, recompute_s, prefill.workers),

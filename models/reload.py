@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from breakeven.models.context_parallel import ranks
 from breakeven.models.llm import LLM
 from breakeven.models.memory import kv_bytes_per_token
 from breakeven.models.steps import kv_shards
@@ -45,8 +46,8 @@ def reload(
         return None
     stage = resolved.prefill_attention
     choice, kv = stage.choice, resolved.kv_bytes_per_element
-    accelerators = choice.tensor_parallel * choice.pipeline_parallel * choice.data_parallel
-    ports = kv_shards(stage, llm) * choice.pipeline_parallel
+    accelerators = choice.accelerators
+    ports = kv_shards(stage, llm) * choice.pipeline_parallel * ranks(stage)
     rate = tier_bytes_per_s(tiers, stage.hardware.nic_bytes_per_s, stage.hardware.host_bytes_per_s)
     size = _own_tokens(nodes, workload) * kv_bytes_per_token(llm, kv[:, None], nodes.context)
     continued = continued_share(workload)

@@ -14,6 +14,7 @@ from breakeven.models.limits import Busy, Violations, limits_broken, pool_use
 from breakeven.models.operating_point import Pools, decode_load
 from breakeven.models.pools import build_pools
 from breakeven.models.tables import Catalog, resolve
+from breakeven.models.waits import return_utilization
 from breakeven.models.workload import Workload
 
 MARGIN = 1e-3  # of a utilization: 32-bit rounding must not rule out what the model finds just feasible
@@ -40,9 +41,16 @@ def _least(pools: Pools, workload: Workload, catalog: Catalog) -> Busy:
     calls = workload.sessions_per_second * workload.calls_per_session
     prefill_rate, decode_rate = calls / pools.prefill_replicas, calls / pools.decode_replicas
     # Weight traffic and launches are shared by prefills computed together; arithmetic is not.
-    prefill = prefill_rate * pools.marginal_s / pools.prefill_ways
+    prefill = prefill_rate * (pools.marginal_s / pools.prefill_ways)
     decode = decode_load(pools, workload, catalog.llm, decode_rate, none, none)
     decode = jnp.where(pools.chunked > 0.5, none, decode)  # tokens that ride with chunks take no step of their own
-    link = prefill_rate * pools.transfer_s / pools.prefill_workers
+    link_s = pools.moved.link_s
+    if (
+        pools.retained is not None
+    ):  # of calls that decode may hold, at least what is missing, and none of the local ones
+        keeps, remote = pools.retained.keeps, 1.0 - pools.retained.local_share
+        link_s = link_s + keeps * (remote * jnp.minimum(pools.retained.partial.link_s, link_s) - link_s)
+        prefill = prefill * (1.0 - keeps * pools.retained.local_share)
+    link = jnp.maximum(prefill_rate * link_s / pools.prefill_workers, return_utilization(decode_rate, pools))
     encode = none if pools.encode is None else encode_busy(pools.encode, calls, 0.0)
     return Busy(prefill - MARGIN, decode - MARGIN, link - MARGIN, none, encode - MARGIN)

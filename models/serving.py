@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from breakeven.models.attainment import Attainment, Slo, attain, shortfall
+from breakeven.models.attainment import Attainment, Losses, Slo, attain, shortfall
 from breakeven.models.deployment import Deployment
 from breakeven.models.limits import Doubts, Violations
 from breakeven.models.memory import kv_bytes_per_token
@@ -15,6 +15,7 @@ from breakeven.models.numerics import TINY
 from breakeven.models.performance import Performance, performance
 from breakeven.models.reload import continued_share
 from breakeven.models.tables import Catalog, Resolved, ResolvedStage, resolve
+from breakeven.models.topology import STAGES
 from breakeven.models.workload import Workload
 
 
@@ -62,6 +63,9 @@ class Outcome(NamedTuple):
     mbu_decode: Array
     violations: Violations
     doubts: Doubts
+    lost_attainment: Array | None = (
+        None  # the least, of those with one pool that lost replicas; None: none is asked for
+    )
 
 
 def _model_flops_per_token(catalog: Catalog, pairs_per_token: Array) -> Array:
@@ -77,8 +81,7 @@ def _phase_total(attention: ResolvedStage, ffn: ResolvedStage, name: str) -> Arr
 
     def total(stage: ResolvedStage) -> Array:
         choice = stage.choice
-        engine = choice.tensor_parallel * choice.data_parallel * choice.pipeline_parallel
-        return choice.replicas * engine * getattr(stage.hardware, name)
+        return choice.replicas * choice.accelerators * getattr(stage.hardware, name)
 
     return total(attention) + jnp.where(attention.choice.pool == ffn.choice.pool, 0.0, total(ffn))
 
@@ -179,8 +182,56 @@ def evaluate(deployment: Deployment, workload: Workload, slo: Slo, catalog: Cata
 
 
 def _evaluate(resolved: Resolved, workload: Workload, slo: Slo, catalog: Catalog) -> Outcome:
+    if slo.losses is None:
+        return _as_it_is(resolved, workload, slo, catalog)
+    usual, attained = _through_losses(resolved, workload, slo, slo.losses, catalog)
+    least = jnp.min(attained, 0)
+    violations = usual.violations._replace(loss=1.0 - least / slo.target)
+    kept = violations.loss <= 0.0
+    return usual._replace(
+        feasible=usual.feasible & kept,
+        meets_slo=usual.meets_slo & kept,
+        violations=violations,
+        lost_attainment=least,
+    )
+
+
+def _as_it_is(resolved: Resolved, workload: Workload, slo: Slo, catalog: Catalog) -> Outcome:
     found = performance(resolved, workload, catalog)
     return outcome(resolved, found, attain(found.latency, slo), slo, workload, catalog)
+
+
+def _through_losses(
+    resolved: Resolved, workload: Workload, slo: Slo, losses: Losses, catalog: Catalog
+) -> tuple[Outcome, Array]:
+    """(the outcome with all replicas, attainment after each pool's loss, (pools, n)): one evaluation, compiled once."""
+
+    def after(pool: Array) -> tuple[Outcome, Array]:
+        left, alive = _without(resolved, pool, losses.replicas)
+        found = _as_it_is(left, workload, slo, catalog)
+        return found, jnp.where(alive, found.slo_attainment, 0.0)
+
+    found, attained = lax.map(after, jnp.concatenate([jnp.full((1,), -1, losses.pools.dtype), losses.pools]))
+    return jax.tree.map(lambda leaf: leaf[0], found), attained[1:]
+
+
+def _without(resolved: Resolved, pool: Array, replicas: Array) -> tuple[Resolved, Array]:
+    """(a deployment whose `pool` has lost so many replicas, whether it has any left)."""
+    stages, alive = {}, jnp.ones_like(resolved.routing, dtype=bool)
+    for name, stage in zip(STAGES, resolved.stages, strict=True):
+        here = stage.choice.pool == pool
+        left = stage.choice.replicas - jnp.where(here, replicas, 0.0)
+        alive = alive & (left > 0.5)
+        choice = dataclasses.replace(stage.choice, replicas=jnp.maximum(left, 1.0))
+        stages[name] = dataclasses.replace(stage, choice=choice)
+    return dataclasses.replace(resolved, **stages), alive
+
+
+@jax.jit
+def attained_after_losses(deployment: Deployment, workload: Workload, slo: Slo, catalog: Catalog) -> Array:
+    """SLO attainment after the loss of replicas of each of the SLO's pools, (pools, n)."""
+    assert slo.losses is not None
+    return _through_losses(resolve(deployment, catalog), workload, slo, slo.losses, catalog)[1]
 
 
 LIGHTEST, HEAVIEST = 1e-6, 1e4  # sessions per second that `evaluate_max_load` searches between

@@ -66,6 +66,7 @@ class Coefficients:
     expert_s: Array | None = None  # reading every expert once
     expert_token_s: Array | None = None  # arithmetic of the experts
     permute_token_s: Array | None = None  # sorting one token's copies by expert and summing them again
+    ring_context_s: Array | None = None  # of a cached token going round the ranks of context parallelism, each pass
 
     def __add__(self, other: "Coefficients") -> "Coefficients":
         """Both stages on one engine."""
@@ -363,20 +364,31 @@ def prefill_time(
     read_s = None if side.expert_s is None else side.expert_s * expert_hit_share(tokens / passes, llm)
     selected = jnp.minimum(pairs, rank_tokens * llm.sparse_topk)
     products_s = _roofline(side.projection_s, side.projection_token_s, passes, rank_tokens)
+    attention_s = _linear(
+        (side.pair_s, pairs),
+        (side.selected_pair_s, selected),
+        (side.query_s, rank_tokens),
+        (side.prefill_context_s, context * passes),
+    )
     return StepTime(
         products_s=products_s + _roofline(side.weight_s, side.token_s, passes, rank_tokens),
         experts_s=_roofline(read_s, side.expert_token_s, passes, tokens) + _linear((side.permute_token_s, tokens)),
-        attention_s=_linear(
-            (side.pair_s, pairs),
-            (side.selected_pair_s, selected),
-            (side.query_s, rank_tokens),
-            (side.prefill_context_s, context * passes),
-        ),
-        collective_s=side.collective_s * passes
+        attention_s=attention_s,
+        collective_s=_ring_s(side, rank_tokens, pairs, passes, attention_s)
+        + side.collective_s * passes
         + side.collective_token_s * rank_tokens
         + side.collective_root_s * jnp.sqrt(jnp.maximum(rank_tokens, 1.0) * passes),
         overhead_s=side.step_s * passes + side.activation_token_s * rank_tokens + side.sequence_s,
     )
+
+
+def _ring_s(side: Coefficients, tokens: Array, pairs: Array, passes: Array, attention_s: Array) -> Array | float:
+    """What the exchange of keys and values takes beyond the attention it runs beside; each pass that of the cache so
+    far, pairs / tokens of it on average and half a chunk more."""
+    if side.ring_context_s is None:
+        return 0.0
+    context = passes * pairs / jnp.maximum(tokens, 1.0) + 0.5 * tokens
+    return jnp.maximum(side.ring_context_s * context - attention_s, 0.0)
 
 
 def prefill_marginal(side: Coefficients, llm: LLM, share: Array, rank_share: Array) -> tuple[Array, Array]:

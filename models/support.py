@@ -68,6 +68,11 @@ def kv_support(engine: str, kv: str, accelerator: Accelerator) -> Fact:
     return _fact(_engine(engine)["kv"].get(kv), accelerator.generation)
 
 
+def transfer_support(engine: str, what: str) -> Fact:
+    """Whether an engine's KV transfer can `overlap` with prefill, use `compression`, or `returns` outputs' caches."""
+    return _fact(_engine(engine).get("transfers", {}).get(what))
+
+
 def joint_support(engine: str, what: str) -> Fact:
     """`mixed_vendors`, `offload` or `unlike_weights`."""
     return _fact(_engine(engine).get(what))
@@ -77,7 +82,14 @@ def _engine(name: str) -> Mapping[str, Any]:
     return table("support")[pick("engine", name, engines())]
 
 
-def lacking(engine: str, topology: str, pools: Sequence[PoolNeeds], kv: str, offload: bool = False) -> list[str]:
+def lacking(
+    engine: str,
+    topology: str,
+    pools: Sequence[PoolNeeds],
+    kv: str,
+    offload: bool = False,
+    transfers: Sequence[str] = (),
+) -> list[str]:
     """What an engine cannot do, or does only experimentally, of a deployment; empty where it can do everything."""
     asked: list[tuple[str, Fact]] = [(f"topology {topology}", topology_support(engine, topology))]
     for needs in dict.fromkeys(pools):
@@ -91,6 +103,7 @@ def lacking(engine: str, topology: str, pools: Sequence[PoolNeeds], kv: str, off
         asked.append(("pools with different weight formats", joint_support(engine, "unlike_weights")))
     if offload:
         asked.append(("KV cache below HBM", joint_support(engine, "offload")))
+    asked += [(f"kv_transfer, {what}", transfer_support(engine, what)) for what in transfers]
     return [_words(what, fact) for what, fact in asked if not fact.today]
 
 

@@ -23,6 +23,7 @@ from breakeven.models.local import Correction, Local, correction
 from breakeven.models.speculation import Speculation, Speculations, speculations
 from breakeven.models.tiers import Stack, TierRows, tier_rows
 from breakeven.models.topology import STAGES
+from breakeven.models.transfer_ways import Transfers, TransferWay, transfers
 
 ARITHMETIC = ("bf16", "int8", "fp8", "fp8_block", "fp4")
 TENSOR_CLASSES = ("attention", "dense", "experts", "head")
@@ -134,6 +135,7 @@ class Catalog:
     local: Local | None = None  # corrections from the user's own measurements
     tiers: TierRows | None = None  # of KV cache below HBM
     speculations: Speculations | None = None  # ways to decode speculatively
+    transfers: Transfers | None = None  # ways for the KV cache to get from prefill to decode
 
 
 def _floats(values: Sequence[float]) -> Array:
@@ -226,6 +228,7 @@ def catalog(
     kv_tiers: Sequence[Stack] = (),
     local: Local | None = None,
     speculation: Sequence[Speculation] = (),
+    kv_transfer: Sequence[TransferWay] = (),
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
     electricity = [0.0] * len(accelerators) if electricity_usd_per_hour is None else electricity_usd_per_hour
@@ -248,6 +251,7 @@ def catalog(
         local=local,
         tiers=tier_rows(kv_tiers),
         speculations=speculations(speculation),
+        transfers=transfers(kv_transfer),
     )
 
 
@@ -304,6 +308,7 @@ class Resolved:
     activations: Activations | None = None  # None: no candidate's attention stands apart from its feed-forward layers
     correction: Correction | None = None
     speculation: Speculations | None = None  # None: no candidate speculates
+    transfers: Transfers | None = None  # None: all KV crosses after prefill, and none goes back
 
     @property
     def balanced(self) -> Array:
@@ -358,6 +363,11 @@ def _speculation(deployment: Deployment, catalog: Catalog) -> Speculations | Non
     return None if row is None else jax.tree.map(lambda column: column[row], catalog.speculations)
 
 
+def _transfers(deployment: Deployment, catalog: Catalog) -> Transfers | None:
+    row = deployment.kv_transfer
+    return None if row is None else jax.tree.map(lambda column: column[row], catalog.transfers)
+
+
 def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
     """Gather each candidate's peaks, bandwidths, efficiencies and prices; every leaf gets shape (n,)."""
 
@@ -382,4 +392,5 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         tiers=jax.tree.map(lambda column: column[deployment.kv_tiers], catalog.tiers),
         activations=_activations(deployment, catalog),
         speculation=_speculation(deployment, catalog),
+        transfers=_transfers(deployment, catalog),
     )

@@ -33,6 +33,11 @@ class Topology:
         return self.labels[0] != self.labels[1]
 
     @property
+    def kv_moves(self) -> bool:
+        """Whether prefill attention and decode attention stand in two pools."""
+        return self.labels[1] != self.labels[3]
+
+    @property
     def prefill_apart(self) -> bool:
         """Whether prefill attention and its feed-forward layers stand in two pools."""
         return self.labels[1] != self.labels[2]

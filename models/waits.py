@@ -49,10 +49,14 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
     link, link_utilization, departures = _link(point, pools)
     reload, reload_utilization = _reload(point, pools, workload)
     queue = _prefill(point, pools, workload, seen)
-    parts = reload, queue, _pass_in_progress(point, pools), admission
+    turn = _pass_in_progress(point, pools)
+    if pools.retained is not None:  # calls that decode prefills come by none of these
+        reload, queue, turn, *link = (_thinned(wait, point.local) for wait in (reload, queue, turn, *link))
+        queue = add_waits(queue, _local_queue(point, pools))
+    parts = reload, queue, turn, admission
     encode, encode_utilization = _never(link_utilization), jnp.zeros_like(link_utilization)
     if pools.encode is not None:
-        calls = point.prefill_rate * pools.prefill_replicas
+        calls = point.decode_rate * pools.decode_replicas
         burst = 1.0 + (workload.arrival_cv2 - 1.0) / workload.calls_per_session
         found = encode_load(pools.encode, seen * calls, point.state.miss, point.step_s, burst)
         encode, encode_utilization = add_waits(*found.waits), encode_busy(pools.encode, calls, point.state.miss)
@@ -104,13 +108,13 @@ def _link(point: OperatingPoint, pools: Pools) -> tuple[tuple[Wait, Wait], Array
 
     Departures of a busy, irregular prefill come in bursts; the exponent 0.4 for them was read off simulations.
     """
-    mean = pools.transfer_s
+    mean = point.moved.link_s
     rho = point.prefill_rate * mean / pools.prefill_workers
     busy = jnp.minimum(point.prefill_utilization, 1.0)
     service_cv2 = jnp.maximum(point.service.second / (point.service.first**2 + TINY) - 1.0, 0.0)
     departures = 1.0 + busy**2 * (service_cv2 - 1.0)
     exponent = jnp.where(departures > 1.5, 0.4, 1.0)
-    transfer_cv2 = jnp.maximum(pools.transfer_s2 / jnp.maximum(mean**2, 1e-16) - 1.0, 0.0)
+    transfer_cv2 = jnp.maximum(point.moved.link_s2 / jnp.maximum(mean**2, 1e-16) - 1.0, 0.0)
     held = jnp.clip(rho, TINY, HIGHEST)
     given = 0.5 * mean * (jnp.maximum(departures, 1.0) + transfer_cv2) / (1.0 - held)
     probability = jnp.where(rho > 0.0, held**exponent, 0.0)
@@ -118,8 +122,33 @@ def _link(point: OperatingPoint, pools: Pools) -> tuple[tuple[Wait, Wait], Array
     others = point.others
     ahead = jnp.maximum(0.5 * others, 1e-4)
     any_ahead = -jnp.expm1(-ahead)
+    behind = Wait(probability, given, jnp.ones_like(given))
     together = Wait(any_ahead, ahead / any_ahead * mean / (1.0 - held), jnp.ones_like(given))
-    return (Wait(probability, given, jnp.ones_like(given)), together), rho, departures
+    if point.moved.hidden is not None:
+        left = point.moved.hidden.share_left
+        behind, together = (w._replace(probability=w.probability * left(w.mean_s)) for w in (behind, together))
+    return (behind, together), jnp.maximum(rho, return_utilization(point.decode_rate, pools)), departures
+
+
+def _thinned(wait: Wait, share: Array) -> Wait:
+    """A wait that a `share` of the calls do not have."""
+    return wait._replace(probability=wait.probability * (1.0 - share))
+
+
+def _local_queue(point: OperatingPoint, pools: Pools) -> Wait:
+    """What a call that decode prefills waits for there: the step in progress, and other such calls, M/G/1."""
+    assert pools.retained is not None
+    first, second, _ = pools.retained.local_moments
+    rho = jnp.clip(point.decode_rate * point.local * first, 0.0, HIGHEST)
+    step = uniform_wait(-jnp.expm1(-point.state.batch), jnp.maximum(point.step_s * pools.decode.yielded, 1e-6))
+    behind = Wait(rho, 0.5 * second / (jnp.maximum(first, 1e-9) * (1.0 - rho)), jnp.ones_like(rho))
+    return _thinned(add_waits(step, behind), 1.0 - point.local)
+
+
+def return_utilization(decode_rate: Array, pools: Pools) -> Array:
+    """Share of time that a decode engine sends KV of outputs back, over the link's other direction."""
+    back_s = jnp.zeros_like(decode_rate) if pools.return_s is None else pools.return_s
+    return decode_rate * back_s / pools.decode.workers
 
 
 def _pass_in_progress(point: OperatingPoint, pools: Pools) -> Wait:
@@ -198,7 +227,10 @@ def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LL
     waiting_s = waits.long.average_s + waits.brief.average_s
     latency = pools.prefill_latency_s + state.miss * (pools.missed_latency_s - pools.prefill_latency_s)
     latency = latency * point.riding
-    call_s = waiting_s + latency + pools.transfer_s + pools.request_s + point.state.batch / point.decode_rate
+    prefill_s = latency + point.moved.waited_s
+    if pools.retained is not None:
+        prefill_s = prefill_s + point.local * (pools.retained.local_moments.first - prefill_s)
+    call_s = waiting_s + prefill_s + pools.request_s + point.state.batch / point.decode_rate
     if pools.encode is not None:
         found_s, lost_s = pools.encode.found_mean_s, pools.encode.lost_mean_s
         call_s = call_s + found_s + state.miss * (lost_s - found_s)

@@ -61,6 +61,7 @@ class Encoding:
             "tiers": [stack.id for stack in names.tiers],
             "links": [link.id for link in names.links],
             "speculation": [way.id for way in names.speculations],
+            "kv_transfer": [way.id for way in names.transfers],
         }
         words = known.get(name.rpartition(".")[2])
         return [v if words is None else words[v] for v in self.values[name]]

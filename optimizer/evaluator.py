@@ -143,7 +143,7 @@ class Evaluator:
                 columns |= {f"excess_{k}": np.asarray(v)[:n] for k, v in value._asdict().items()}
             elif isinstance(value, Doubts):
                 columns |= {f"doubt_{k}": np.asarray(v)[:n] for k, v in value._asdict().items()}
-            else:
+            elif value is not None:
                 columns[name] = np.asarray(value)[:n]
         if p95 is not None:
             columns["session_p95_s"] = np.asarray(p95)[:n]
@@ -230,6 +230,7 @@ REASONS = {
     "budget": "over budget_usd_per_hour",
     "power": "over max_power_kw",
     "inventory": "over inventory",
+    "loss": "misses the target with replicas of a pool lost",
 }
 
 DOUBTS = {

@@ -155,7 +155,7 @@ class Ready:
         simulator = self.simulator
         workload, catalog = simulator.evaluator.workload, simulator.evaluator.catalog
         ready = plan(self.machine, self.resolved, workload, catalog, window, self.row)
-        split = ready.decode_engines > 0
+        split = ready.decode_engines > 0 and not ready.returns
         cache = ready.prefill_engines * ready.prefill_capacity + sum(
             tier.capacity * (1 if tier.shared else ready.prefill_engines) for tier in ready.tiers[: ready.levels]
         )
@@ -181,7 +181,8 @@ class Ready:
         window = Window(0.0, until_s, np.inf, True, 0.0 if log_rows else np.inf)
         workload, catalog = simulator.evaluator.workload, simulator.evaluator.catalog
         ready = plan(self.machine, self.resolved, workload, catalog, window, self.row)
-        coming = replay(simulator.sample, start_s, ready.prefill_engines, ready.decode_engines > 0, seed)
+        split = ready.decode_engines > 0 and not ready.returns
+        coming = replay(simulator.sample, start_s, ready.prefill_engines, split, seed)
         found = replace(simulate(ready, coming, log_rows), every=True)
         return found if known else replace(found, plan=ready._replace(window_end_s=np.nextafter(found.end_s, np.inf)))
 

@@ -11,6 +11,7 @@ from breakeven.models.support import (
     joint_support,
     kv_support,
     topology_support,
+    transfer_support,
     weights_support,
 )
 from breakeven.spaces.space import Family, Names, Space
@@ -33,6 +34,8 @@ def _deployable(family: Family, names: Names, engine: str) -> Iterator[Family]:
         return
     mixed = len(family.tables) == 1 or joint_support(engine, "mixed_vendors").today
     makers = np.array([a.vendor for a in names.accelerators])
+    moves = [k for k in family.kv_transfer if all(transfer_support(engine, a).today for a in names.transfers[k].asks)]
+    family = dataclasses.replace(family, kv_transfer=np.array(moves, np.int64))
     groups = [np.ones(len(makers), bool)] if mixed else [makers == maker for maker in dict.fromkeys(makers)]
     for kv, runs in _by_kv(family, names, engine):
         for group in groups:

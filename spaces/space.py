@@ -21,6 +21,7 @@ from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.speculation import Speculation
 from breakeven.models.tiers import Stack
 from breakeven.models.topology import COLUMNS, STAGES, Topology, topology
+from breakeven.models.transfer_ways import FULL, TransferWay, transfers
 
 POOL_FIELDS = (
     "accelerator",
@@ -28,6 +29,7 @@ POOL_FIELDS = (
     "data_parallel",
     "expert_parallel",
     "pipeline_parallel",
+    "context_parallel",
     "replicas",
     "max_batch",
     "token_budget",
@@ -44,6 +46,7 @@ class PoolDomain:
     data_parallel: tuple[int, ...] = (1,)
     expert_parallel: tuple[bool, ...] = (False,)
     pipeline_parallel: tuple[int, ...] = (1,)
+    context_parallel: tuple[int, ...] = (1,)
     replicas: tuple[int, ...] = (1,)
     max_batch: tuple[int, ...] = (256,)
     token_budget: tuple[int, ...] = (8192,)
@@ -60,11 +63,17 @@ class Names:
     kv: tuple[str, ...]
     tiers: tuple[Stack, ...] = (Stack("none"),)
     speculations: tuple[Speculation, ...] = (Speculation("none"),)
+    transfers: tuple[TransferWay, ...] = (TransferWay(FULL),)
 
     @property
     def speculates(self) -> bool:
         """Whether some candidate decodes speculatively."""
         return any(way.acceptance for way in self.speculations)
+
+    @property
+    def transfers_differ(self) -> bool:
+        """Whether some candidate's KV cache gets to decode otherwise than as a whole after prefill."""
+        return transfers(self.transfers) is not None
 
     @property
     def accelerator_ids(self) -> tuple[str, ...]:
@@ -88,6 +97,7 @@ def why_invalid(
         "tensor_parallel × data_parallel stays inside a node, or fills several with expert_parallel": (ranks > node)
         & ~wide,
         f"pipeline_parallel is at most {llm.layers} layers": p > llm.layers,
+        "context_parallel needs data_parallel 1": (row.get("context_parallel", 1) > 1) & (d > 1),
         "expert_parallel needs experts that the ranks divide": whole
         & ((llm.experts == 0) | (ranks == 1) | (np.maximum(llm.experts, 1) % ranks != 0)),
         "data_parallel with experts needs expert_parallel": (d > 1) & (experts and llm.experts > 0) & ~whole,
@@ -124,11 +134,12 @@ class Family:
     routing: np.ndarray  # codes of ROUTING
     micro_batches: np.ndarray  # in flight between attention and feed-forward pools; 1 where there are none
     speculation: np.ndarray
+    kv_transfer: np.ndarray
 
     @property
     def radices(self) -> tuple[int, ...]:
         pools = tuple(len(table["replicas"]) for table in self.tables)
-        joint = self.kv, self.tiers, self.links, self.routing, self.micro_batches, self.speculation
+        joint = self.kv, self.tiers, self.links, self.routing, self.micro_batches, self.speculation, self.kv_transfer
         return (*pools, *[len(axis) for axis in joint])
 
     @property
@@ -170,6 +181,16 @@ class Space:
         }
         return tuple(name for name in (*COLUMNS[1:], COLUMNS[0]) if apart.get(name, True))
 
+    @cached_property
+    def rings(self) -> bool:
+        """Whether some pool spreads the tokens of a prefill over ranks."""
+        return any((table["context_parallel"] > 1).any() for family in self.families for table in family.tables)
+
+    @property
+    def pool_fields(self) -> tuple[str, ...]:
+        """The fields of POOL_FIELDS that some pool makes use of."""
+        return tuple(name for name in POOL_FIELDS if name != "context_parallel" or self.rings)
+
     @property
     def apart(self) -> bool:
         """Whether some candidate's attention stands apart from its feed-forward layers."""
@@ -180,18 +201,19 @@ class Space:
         ids = np.asarray(ids, np.int64)
         out: dict[str, np.ndarray] = {"family": self.family(ids)}
         fields = [f"{slot}_{name}" for slot in self.slots for name in POOL_FIELDS]
-        joint = ("kv", "tiers", "link", "routing", "micro_batches", "speculation")
+        joint = ("kv", "tiers", "link", "routing", "micro_batches", "speculation", "kv_transfer")
         out |= {name: np.zeros(len(ids), np.int64) for name in (*joint, *fields)}
         for f, family in enumerate(self.families):
             here = np.flatnonzero(out["family"] == f)
             if not len(here):
                 continue
-            *pools, kv, tiers, link, routing, parts, way = family.digits(ids[here] - self.offsets[f])
+            *pools, kv, tiers, link, routing, parts, way, moved = family.digits(ids[here] - self.offsets[f])
             out["kv"][here], out["tiers"][here] = family.kv[kv], family.tiers[tiers]
             out["link"][here] = family.links[link]
             out["routing"][here] = family.routing[routing]
             out["micro_batches"][here] = family.micro_batches[parts]
             out["speculation"][here] = family.speculation[way]
+            out["kv_transfer"][here] = family.kv_transfer[moved]
             for slot in self.slots:
                 pool = family.topology.labels[COLUMNS.index(slot)]
                 for name in POOL_FIELDS:
@@ -203,7 +225,7 @@ class Space:
         c = self.columns(ids)
         labels = np.array([family.topology.labels for family in self.families])[c["family"]]
         chunked = np.array([family.topology.chunked for family in self.families])[c["family"]]
-        choices = {slot: _choices({n: c[f"{slot}_{n}"] for n in POOL_FIELDS}, chunked) for slot in self.slots}
+        choices = {slot: _choices({n: c[f"{slot}_{n}"] for n in self.pool_fields}, chunked) for slot in self.slots}
         stages = {}
         for s, stage in enumerate(STAGES):
             phase = "decode" if stage.startswith("decode") else "prefill"
@@ -215,6 +237,8 @@ class Space:
             activations["micro_batches"] = _array(c["micro_batches"], np.float32)
         if self.names.speculates:
             activations["speculation"] = _array(c["speculation"], np.int32)
+        if self.names.transfers_differ:
+            activations["kv_transfer"] = _array(c["kv_transfer"], np.int32)
         return Deployment(
             **stages,
             kv=_array(c["kv"], np.int32),
@@ -233,7 +257,7 @@ class Space:
         out["topology"] = _named(c["family"], topologies)
         named = {"accelerator": self.names.accelerator_ids, "weights": self.names.weights}
         for slot in self.slots:
-            for name in POOL_FIELDS:
+            for name in self.pool_fields:
                 values = c[f"{slot}_{name}"]
                 flagged = values > 0 if name == "expert_parallel" else values
                 out[f"{slot}_{name}"] = _named(values, named[name]) if name in named else flagged
@@ -245,6 +269,8 @@ class Space:
             out["micro_batches"] = c["micro_batches"]
         if self.names.speculates:
             out["speculation"] = _named(c["speculation"], [way.id for way in self.names.speculations])
+        if self.names.transfers_differ:
+            out["kv_transfer"] = _named(c["kv_transfer"], [way.id for way in self.names.transfers])
         return pd.DataFrame(out)
 
     def blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -265,7 +291,7 @@ def _choices(pool: dict[str, np.ndarray], chunked: np.ndarray) -> dict[str, Arra
     ranks = pool["tensor_parallel"] * pool["data_parallel"]
     values = {**pool, "chunked": chunked, "expert_parallel": np.where(pool["expert_parallel"] > 0, ranks, 1)}
     whole = {"accelerator", "weights"}
-    return {n: _array(values[n], np.int32 if n in whole else np.float32) for n in STAGE_FIELDS if n != "pool"}
+    return {n: _array(values[n], np.int32 if n in whole else np.float32) for n in STAGE_FIELDS if n in values}
 
 
 def _array(values: np.ndarray, kind: type[np.number]) -> Array:
@@ -285,6 +311,7 @@ class Domains:
     routing: tuple[str, ...] = ("affinity",)
     micro_batches: tuple[int, ...] = (2,)
     speculation: tuple[str, ...] = ("none",)
+    kv_transfer: tuple[str, ...] = (FULL,)
 
 
 def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
@@ -293,6 +320,7 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
     kv = np.array([names.kv.index(k) for k in domains.kv])
     tiers = np.array([[stack.id for stack in names.tiers].index(name) for name in domains.kv_tiers])
     ways = np.array([[way.id for way in names.speculations].index(name) for name in domains.speculation])
+    moves = np.array([[way.id for way in names.transfers].index(name) for name in domains.kv_transfer])
     routing = np.array([ROUTING.index(r) for r in domains.routing])
     all_links = np.array([[link.id for link in names.links].index(name) for name in domains.links])
     for name in domains.topologies:
@@ -303,7 +331,8 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
         )
         links = all_links if len(chosen.pools) > 1 else all_links[:1]
         parts = np.array(domains.micro_batches if apart else (1,))
-        families.append(Family(chosen, tables, kv, tiers, links, routing, parts, ways))
+        moved = moves if chosen.kv_moves else moves[:1]
+        families.append(Family(chosen, tables, kv, tiers, links, routing, parts, ways, moved))
     return Space(tuple(families), names)
 
 
@@ -313,8 +342,9 @@ def _feeds_forward(stages: tuple[str, ...]) -> bool:
 
 def _effective(domain: PoolDomain, stages: tuple[str, ...]) -> PoolDomain:
     """Choices without effect at their first value: a pool without decode attention has no decode batch, one that does
-    not prefill no token budget, one without feed-forward layers no experts to spread. A pool of the vision encoder
-    alone has its heads to split, and images that it encodes together as its batch."""
+    not prefill no token budget, one that does not prefill alone no context to spread, one without feed-forward layers
+    no experts to spread. A pool of the vision encoder alone has its heads to split, and images that it encodes together
+    as its batch."""
     values = dict(domain.__dict__)
     encoder = stages == ("encode",)
     if encoder:
@@ -323,6 +353,8 @@ def _effective(domain: PoolDomain, stages: tuple[str, ...]) -> PoolDomain:
         values["max_batch"] = domain.max_batch[:1]
     if not any(stage.startswith("prefill") for stage in stages):
         values["token_budget"] = domain.token_budget[:1]
+    if set(stages) - {"encode"} != {"prefill_attention", "prefill_ffn"}:
+        values["context_parallel"] = (1,)
     if not _feeds_forward(stages):
         values["expert_parallel"] = (False,)
     return PoolDomain(**values)

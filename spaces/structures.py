@@ -24,6 +24,7 @@ AXES = (
     "routing",
     "micro_batches",
     "speculation",
+    "kv_transfer",
 )  # what joins the pools, as a family's last digits
 
 Table = dict[str, np.ndarray]

@@ -124,7 +124,8 @@ Rows = dict[str, float]
 def _stages(resolved: Resolved, workload: Any, catalog: Any, found: Performance) -> tuple[list[Part], dict[str, str]]:
     """(a mean call's prefill and decode steps by stage, what dominates each stage), alone and undisturbed."""
     llm, pools = catalog.llm, found.pools
-    nodes = workload.recomputed if _number(pools.moves) > 0.5 else workload.resident
+    back = 0.0 if resolved.transfers is None else _number(resolved.transfers.returns)
+    nodes = workload.recomputed if _number(pools.moves) > 0.5 > back else workload.resident
     prefill, decode = machines(resolved, catalog, jnp.sqrt(workload.decode_context_var))
     budget, context = resolved.prefill_attention.choice.token_budget, workload.decode_context
     tokens, pairs, sequence = nodes.tokens[None], nodes.pairs[None], nodes.context[None]
@@ -219,7 +220,7 @@ def _seconds(parts: list[Part], found: Performance, workload: Any) -> Rows:
     if encode is not None:
         embeddings_s = _number(encode.link_s)
         lost_s += _number(found.point.state.miss * (encode.lost_mean_s - encode.found_mean_s))
-    transfer_s, handling_s = _number(pools.transfer_s), _number(pools.request_s)
+    transfer_s, handling_s = _number((1.0 - found.point.local) * found.point.moved.waited_s), _number(pools.request_s)
     rows: Rows = dict.fromkeys(ROWS, 0.0)
     rows |= {part.stage: part.computed_s for part in parts}
     rows |= {

@@ -27,7 +27,9 @@ _CHECKPOINTS = {
 
 def missing(plan: Plan, target: str) -> list[str]:
     """What the target cannot do of a plan, or only experimentally, with who says so."""
-    lacks = lacking(TARGETS[target][0], plan.topology, plan.needs, plan.kv, plan.offload_bytes > 0.0)
+    lacks = lacking(
+        TARGETS[target][0], plan.topology, plan.needs, plan.kv, plan.offload_bytes > 0.0, plan.transfer.asks
+    )
     if target == "llm-d" and any(pool.nodes > 1 and pool.data_parallel == 1 for pool in plan.pools):
         lacks.append(
             "an engine over several machines is documented for data parallelism only (llm-d-modelservice README)"
@@ -64,6 +66,7 @@ def _what(plan: Plan) -> str:
     for pool in plan.pools:
         ranks = f"TP{pool.tensor_parallel} PP{pool.pipeline_parallel} DP{pool.data_parallel}"
         ranks += " EP" if pool.expert_parallel else ""
+        ranks += f" CP{pool.context_parallel}" if pool.context_parallel > 1 else ""
         lines.append(
             f"* {pool.role}: {pool.replicas} engines of {pool.accelerators} x {pool.accelerator.id} on "
             f"{pool.nodes} machine{'s' if pool.nodes > 1 else ''}, {ranks}, weights {pool.weights}, KV {plan.kv}"

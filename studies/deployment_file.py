@@ -18,6 +18,7 @@ from breakeven.models.inputs import InputError, known_fields, pick
 from breakeven.models.speculation import NONE, way_id
 from breakeven.models.tiers import stack
 from breakeven.models.topology import COLUMNS, TOPOLOGIES, Topology, topology
+from breakeven.models.transfer_ways import FULL, transfer_id
 from breakeven.spaces.space import POOL_FIELDS
 from breakeven.studies.recorded import is_file
 from breakeven.studies.schema import read_yaml
@@ -40,8 +41,8 @@ _JUDGED_BY = (
     "power",
     "economics",
 )
-_JOINT = ("topology", "kv", "kv_tiers", "link", "routing", "micro_batches", "speculation")
-_DEFINED = ("accelerators", "links", "kv_tiers", "speculation")
+_JOINT = ("topology", "kv", "kv_tiers", "link", "routing", "micro_batches", "speculation", "kv_transfer")
+_DEFINED = ("accelerators", "links", "kv_tiers", "speculation", "kv_transfer")
 _EXPECTED = ("expected_cost_per_hour_usd", "expected_slo_attainment")
 
 
@@ -86,7 +87,7 @@ def choices(row: Mapping[str, Any]) -> dict[str, Any]:
     """The deployment in a row of front.csv: its topology, its pools, and what joins them."""
 
     def pool(phase: str) -> dict[str, Any]:
-        return {name: _plain(row[f"{phase}_{name}"]) for name in POOL_FIELDS}
+        return {name: _plain(row[f"{phase}_{name}"]) for name in POOL_FIELDS if f"{phase}_{name}" in row}
 
     chosen = topology(row["topology"])
     found: dict[str, Any] = {"topology": chosen.name}
@@ -96,6 +97,8 @@ def choices(row: Mapping[str, Any]) -> dict[str, Any]:
         found["micro_batches"] = _plain(row["micro_batches"])
     if row.get("speculation", NONE) != NONE:
         found["speculation"] = row["speculation"]
+    if chosen.kv_moves and row.get("kv_transfer", FULL) != FULL:
+        found["kv_transfer"] = row["kv_transfer"]
     return found | ({"link": row["link"]} if len(chosen.pools) > 1 else {})
 
 
@@ -147,6 +150,7 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
     links = {link(spec).id: spec for spec in definitions.get("links", [])}
     tiers = {stack(spec).id: spec for spec in definitions.get("kv_tiers", [])}
     ways = {way_id(spec): spec for spec in definitions.get("speculation", [])}
+    moves = {transfer_id(spec): spec for spec in definitions.get("kv_transfer", [])}
     space: dict[str, Any] = {"topologies": [name]}
     for pool in chosen_topology.pools:
         given = deployment.get(pool)
@@ -163,6 +167,7 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
         ("routing", "routing", {}),
         ("micro_batches", "micro_batches", {}),
         ("speculation", "speculation", ways),
+        ("kv_transfer", "kv_transfer", moves),
         ("link", "links", links),
     ):
         if key in deployment:

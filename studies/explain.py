@@ -6,10 +6,14 @@ from typing import Any
 import numpy as np
 
 from breakeven.models.attainment import attain
+from breakeven.models.deployment import Deployment
 from breakeven.models.kernel_curves import extrapolated, sources
 from breakeven.models.local import Correction
 from breakeven.models.performance import Performance
+from breakeven.models.serving import attained_after_losses
 from breakeven.models.tables import resolve
+from breakeven.models.topology import topology
+from breakeven.models.workload import Workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.studies.attribution import bill as bill_of
 from breakeven.studies.attribution import performance_of
@@ -62,6 +66,7 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
         "time to first token, mean": _first_token(found, row),
         "decode step, mean": _step(found),
         **_bills(study, evaluator, row, title),
+        **_losses(study, workload, deployment, row),
         "use": _use(row),
         "memory of one engine": _memory(found, study),
         "money and power": _money(row, study),
@@ -103,6 +108,18 @@ def _slo(study: Study, met: Any, row: dict[str, Any]) -> Section:
     return out | {name: row[name] for name in percentiles}
 
 
+def _losses(study: Study, workload: Workload, deployment: Deployment, row: dict[str, Any]) -> dict[str, Section]:
+    """The attainment that is left after each pool's loss; nothing where the study asks for none."""
+    if study.slo.losses is None:
+        return {}
+    left = attained_after_losses(deployment, workload, study.slo, study.catalog)
+    pools = topology(row["topology"]).pools
+    lost = study.written.limits.lost_replicas
+    return {
+        f"SLO attainment with {lost} of a pool's replicas lost": dict(zip(pools, np.asarray(left)[:, 0], strict=False))
+    }
+
+
 def _uncertainty(row: dict[str, Any]) -> Section:
     """Ends of the intervals that the residuals of left-out hardware and models give."""
     names = {"TTFT, mean": "ttft_mean_{}_s", "TPOT, mean": "tpot_mean_{}_s", "SLO attainment": "slo_attainment_{}"}
@@ -125,13 +142,12 @@ def _by_cause(terms: Any, factor: float = 1.0) -> Section:
 
 def _first_token(found: Performance, row: dict[str, Any]) -> Section:
     point, latency = found.point, found.latency
-    transfer = _number(found.pools.transfer_s)
     return {
         "total_s": row["ttft_mean_s"],
         "waiting_s": _number(latency.wait.average_s + latency.brief.average_s),
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
         **_encoder(found),
-        "KV transfer_s": transfer,
+        **_kv_transfer(found),
         **_tiers(found, row),
         "handling of the request_s": _number(found.pools.request_s),
         "first tokens on their way out_s": _number(latency.first_chunk_s),
@@ -141,6 +157,22 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
         ),
         "prefill stretched by decodes that ride along": _number(point.riding),
     }
+
+
+def _kv_transfer(found: Performance) -> Section:
+    """What a call waits for its KV cache to cross, and, where that differs, what the link does."""
+    pools, moved = found.pools, found.point.moved
+    out: Section = {"KV transfer_s": _number(moved.waited_s)}
+    if _number(moved.link_s) > _number(moved.waited_s):
+        out["KV transfer, with what hides behind prefill_s"] = _number(moved.link_s)
+    if _number(found.point.kept) > 0.0:
+        out["calls whose session decode still holds"] = _number(found.point.kept)
+    if _number(found.point.local) > 0.0 and pools.retained is not None:
+        out["calls prefilled by decode"] = _number(found.point.local)
+        out["of it prefill by decode_s"] = _number(pools.retained.local_moments.first)
+    if pools.return_s is not None and _number(pools.return_s) > 0.0:
+        out["KV of the output on its way back, in the gap_s"] = _number(pools.return_s)
+    return out
 
 
 def _encoder(found: Performance) -> Section:

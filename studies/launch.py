@@ -36,6 +36,8 @@ def vllm_options(plan: Plan, pool: PoolPlan) -> Options:
     options: Options = [("--tensor-parallel-size", str(pool.tensor_parallel))]
     if pool.pipeline_parallel > 1:
         options.append(("--pipeline-parallel-size", str(pool.pipeline_parallel)))
+    if pool.context_parallel > 1:
+        options.append(("--prefill-context-parallel-size", str(pool.context_parallel)))
     if pool.data_parallel > 1:
         options.append(("--data-parallel-size", str(pool.data_parallel)))
     if pool.expert_parallel:

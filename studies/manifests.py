@@ -32,6 +32,14 @@ def dynamo(plan: Plan) -> str:
             "extraPodSpec": {"mainContainer": {"image": image}},
         }
     }
+    if plan.transfer.local_tokens:
+        limits = {"policy": "isl_or_load", "eff_isl_threshold": round(plan.transfer.local_tokens)}
+        options = ["--router-conditional-disagg", "--router-conditional-disagg-config", json.dumps(limits)]
+        checked("dynamo", [(options[0], None), (options[1], None)])
+        services["Frontend"]["extraPodSpec"]["mainContainer"] |= {
+            "command": ["python3", "-m", "dynamo.frontend"],
+            "args": ["--router-mode", "kv", *options],
+        }
     for pool in plan.pools:
         mode = [] if pool.role == "pool" else ["--disaggregation-mode", pool.role]
         checked("dynamo", [("--model", None), *[(name, None) for name in mode[:1]]])

@@ -12,6 +12,7 @@ from breakeven.models.hardware import Accelerator
 from breakeven.models.inputs import InputError
 from breakeven.models.support import PoolNeeds
 from breakeven.models.topology import topology
+from breakeven.models.transfer_ways import FULL, TransferWay
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.result import describe, records
 
@@ -26,6 +27,7 @@ class PoolPlan:
     tensor_parallel: int
     data_parallel: int
     pipeline_parallel: int
+    context_parallel: int
     expert_parallel: bool
     max_batch: int  # sequences of one engine
     token_budget: int  # new tokens of one step
@@ -34,7 +36,7 @@ class PoolPlan:
     @property
     def accelerators(self) -> int:
         """Accelerators of one engine."""
-        return self.tensor_parallel * self.data_parallel * self.pipeline_parallel
+        return self.tensor_parallel * self.data_parallel * self.pipeline_parallel * self.context_parallel
 
     @property
     def nodes(self) -> int:
@@ -61,6 +63,7 @@ class Plan:
     context: int  # the longest sequence, tokens
     memory_fraction: float
     two_batches: bool  # that hide each other's collectives
+    transfer: TransferWay  # how a split's KV cache gets to decode
 
     def overlaps(self, pool: PoolPlan) -> bool:
         """Whether engines of a pool exchange tokens between experts under the arithmetic of another batch."""
@@ -112,6 +115,7 @@ def plan(deployed: Deployed) -> Plan:
         context=math.ceil(float(np.asarray(study.workload.max_tokens)) / 1024.0) * 1024,
         memory_fraction=round(float(np.asarray(study.catalog.engine.memory_fraction)), 3),
         two_batches=study.catalog.engine.overlapped_batches is not None,
+        transfer=study.names.transfers[0] if chosen_topology.kv_moves else TransferWay(FULL),
     )
 
 
@@ -122,5 +126,6 @@ def _pool(role: str, pool: Mapping[str, Any], kinds: Mapping[str, Accelerator]) 
         accelerator=kinds[str(pool["accelerator"])],
         expert_parallel=bool(pool["expert_parallel"]),
         weights=str(pool["weights"]),
+        context_parallel=int(pool.get("context_parallel", 1)),
         **{name: int(pool[name]) for name in counts},
     )

@@ -126,10 +126,10 @@ def pools_of(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _accelerators(pool: Mapping[str, Any]) -> int:
-    sizes = ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel")
+    sizes = ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel", "context_parallel")
     count = 1
     for name in sizes:
-        count *= int(pool[name])
+        count *= int(pool.get(name, 1))
     return count
 
 

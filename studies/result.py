@@ -40,8 +40,8 @@ def describe(row: Row) -> str:
 
     def pool(phase: str) -> str:
         ranks = [f"TP{row[f'{phase}_tensor_parallel']}"]
-        for name, letters in (("pipeline_parallel", "PP"), ("data_parallel", "DP")):
-            if row[f"{phase}_{name}"] > 1:
+        for name, letters in (("pipeline_parallel", "PP"), ("data_parallel", "DP"), ("context_parallel", "CP")):
+            if row.get(f"{phase}_{name}", 1) > 1:
                 ranks.append(f"{letters}{row[f'{phase}_{name}']}")
         if row[f"{phase}_expert_parallel"]:
             ranks.append("EP")
@@ -93,7 +93,8 @@ def _pool_costs(evaluator: Evaluator, frame: pd.DataFrame) -> dict[str, pd.Serie
     kinds = list(evaluator.space.names.accelerator_ids)
     costs = {}
     for phase in ("prefill", "decode"):
-        ranks = [f"{phase}_{name}" for name in ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel")]
+        sizes = ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel", "context_parallel")
+        ranks = [name for name in (f"{phase}_{size}" for size in sizes) if name in frame]
         price = usd_per_hour[[kinds.index(name) for name in frame[f"{phase}_accelerator"]]]
         costs[phase] = frame[ranks].prod(axis=1) * price
     costs["prefill"] = costs["prefill"].where(frame["link"] != "", 0.0)

@@ -59,6 +59,7 @@ class PoolChoices(_Strict):
     data_parallel: Counts | None = None
     expert_parallel: Flags | None = None
     pipeline_parallel: Counts | None = None
+    context_parallel: Counts | None = None
     replicas: Counts | None = None
     max_batch: Counts | None = None
     token_budget: Counts | None = None
@@ -75,6 +76,7 @@ class SpaceChoices(PoolChoices):
     kv: Names = "bf16"
     kv_tiers: Named = "none"
     speculation: Named = "none"
+    kv_transfer: Named = "full"
     links: Named = "ib-ndr-400"
     routing: Names = "affinity"
     shared: PoolChoices = PoolChoices()
@@ -157,6 +159,7 @@ class Limits(_Strict):
     budget_usd_per_hour: Positive | None = None
     max_power_kw: Positive | None = None
     inventory: dict[str, Annotated[int, Field(ge=0, le=10_000_000)]] | None = None
+    lost_replicas: Annotated[int, Field(ge=0, le=1000)] = 0  # that any one pool may lose while the target still holds
     deployable: Literal["any", "today"] = "any"  # today: only what the study's engine supports (support.toml)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from breakeven.models.architecture import Architecture
-from breakeven.models.attainment import Bound, Slo
+from breakeven.models.attainment import Bound, Losses, Slo
 from breakeven.models.business_case import ApiPrice, api_price
 from breakeven.models.catalog import table
 from breakeven.models.forks import sample_forks
@@ -27,6 +27,7 @@ from breakeven.models.speculation import speculation
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
 from breakeven.models.tiers import stack
 from breakeven.models.topology import ANY, TOPOLOGIES, Topology, any_topology, topology
+from breakeven.models.transfer_ways import transfer_way
 from breakeven.models.workload import Workload, recorded_workload, workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.simulator import Simulator
@@ -55,7 +56,15 @@ from breakeven.studies.schema import (
 
 UNLIMITED = 1e12
 _sampled = functools.lru_cache(maxsize=4)(sample_sessions)  # studies of one workload draw the same sessions
-_COUNTS = ("tensor_parallel", "data_parallel", "pipeline_parallel", "replicas", "max_batch", "token_budget")
+_COUNTS = (
+    "tensor_parallel",
+    "data_parallel",
+    "pipeline_parallel",
+    "context_parallel",
+    "replicas",
+    "max_batch",
+    "token_budget",
+)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -193,7 +202,8 @@ class Study:
         tiers = [stack(spec, f"space.kv_tiers.{i}") for i, spec in enumerate(_listed(space.kv_tiers))]
         named = _listed(space.speculation)
         ways = [speculation(spec, self.architecture, f"space.speculation.{i}") for i, spec in enumerate(named)]
-        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers), tuple(ways))
+        moves = [transfer_way(spec, f"space.kv_transfer.{i}") for i, spec in enumerate(_listed(space.kv_transfer))]
+        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers), tuple(ways), tuple(moves))
 
     def _pool_domain(self, topology: Topology, pool: int) -> PoolDomain:
         """The choices of a pool: its own by name, then those of its side and its phase, then the space's."""
@@ -235,6 +245,7 @@ class Study:
             routing=_unique(_listed(choices.routing)),
             micro_batches=_unique(_listed(choices.micro_batches)),
             speculation=_unique([way.id for way in self.names.speculations]),
+            kv_transfer=_unique([way.id for way in self.names.transfers]),
         )
         space = build_space(domains, self.names, self.architecture)
         if space.size == 0:
@@ -271,6 +282,7 @@ class Study:
             self.names.tiers,
             as_arrays(self.local, self.names) if self.local else None,
             self.names.speculations,
+            self.names.transfers,
         )
 
     @property
@@ -401,7 +413,13 @@ class Study:
             tpot=bound(fields.tpot_s),
             call=bound(fields.call_s),
             session=bound(fields.session_s),
+            losses=self._losses(),
         )
+
+    def _losses(self) -> Losses | None:
+        lost = self.written.limits.lost_replicas
+        pools = max(len(family.topology.pools) for family in self.space.families)
+        return Losses(jnp.arange(pools), jnp.float32(lost)) if lost else None
 
     def evaluator(self) -> Evaluator:
         """What evaluates the study's candidates, at the usual values of all inputs."""

@@ -118,8 +118,8 @@ def _pools(axes: Axes, frame: pd.DataFrame) -> None:
     for x, width, (_, row) in zip(at, _widths(at), best.iterrows(), strict=True):
         bottom, kinds = 0.0, dict[str, None]()
         for name, slot in _slots(str(row["topology"])):
-            parts = ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel")
-            size = float(np.prod([float(row[f"{slot}_{part}"]) for part in parts]))
+            parts = ("replicas", "tensor_parallel", "data_parallel", "pipeline_parallel", "context_parallel")
+            size = float(np.prod([float(row.get(f"{slot}_{part}", 1)) for part in parts]))
             own = colours[row["topology"]]
             axes.bar(x, size, width, bottom=bottom, color=own, edgecolor="black", linewidth=0.8, hatch=looks[name])
             bottom += size

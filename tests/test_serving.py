@@ -180,7 +180,9 @@ def test_an_infinitely_fast_link_costs_nothing(make_study, candidates):
 def test_pools_of_one_transfer_nothing(study, deployment, settled):
     found = settled(deployment, study.workload, study.catalog)
     joint = np.asarray(found.pools.shared) > 0.5
-    assert not np.asarray(found.pools.transfer_s)[joint].any() and np.asarray(found.pools.transfer_s)[~joint].all()
+    assert (
+        not np.asarray(found.point.moved.waited_s)[joint].any() and np.asarray(found.point.moved.waited_s)[~joint].all()
+    )
 
 
 # Monotone ------------------------------------------------------------------------------------------------------------

@@ -175,7 +175,67 @@ def _end_on(plan: Plan, s: State, r: int, c: int, now: float) -> None:
     engine.reserved -= need
     if engine.prefills:
         enter_cache(plan, s, call.session, r, need, now)
+    else:
+        _left_decode(plan, s, c, need, now)
     _end(plan, s, c, now)
+
+
+@seldom
+def _left_decode(plan: Plan, s: State, c: int, tokens: float, now: float) -> None:
+    """What becomes of a call's cache in a decode pool: kept there, or sent to join that of its prompt, if that is still
+    in HBM of the engine that prefilled it."""
+    index = s.calls[c].session
+    if plan.keeps:
+        enter_cache(plan, s, _twin(s, c), s.calls[c].decode_engine, tokens, now)
+        make_room(plan, s, s.calls[c].decode_engine)
+    r = s.sessions[index].where
+    if not plan.returns:
+        return
+    if s.sessions[index].cached and s.sessions[index].where == r and s.sessions[index].level == 0:
+        leave_cache(plan, s, index)
+        enter_cache(plan, s, index, r, tokens, now)
+        make_room(plan, s, r)
+
+
+@compiled
+def _twin(s: State, c: int) -> int:
+    """What a decode engine holds of a call's session."""
+    return s.calls[c].session + len(s.sessions) // 2
+
+
+@compiled
+def _decode_holds(plan: Plan, s: State, c: int, now: float) -> bool:
+    """Whether a decode engine still has the call before, or there was none."""
+    call, twin = s.calls[c], s.sessions[_twin(s, c)]
+    if call.first:
+        return s.sessions[call.session].parent < 0
+    return twin.cached and now - twin.since_s <= plan.cache_ttl_s
+
+
+@compiled
+def _decode_engine(plan: Plan, s: State, c: int) -> int:
+    """Where a call decodes: with its session where that is kept, else on the engine with the fewest calls."""
+    tie = (s.calls[c].tie * 977.0) % 1.0
+    if not plan.keeps:
+        return least_loaded(s, plan.prefill_engines, plan.decode_engines, tie)
+    where = s.sessions[_twin(s, c)].where
+    return where if where >= 0 else plan.prefill_engines + int(tie * plan.decode_engines)
+
+
+@seldom
+def _stays(plan: Plan, s: State, c: int, now: float) -> int:
+    """Queue a call with few new tokens at the decode engine that holds its session; that engine, -1 if it cannot."""
+    call = s.calls[c]
+    if call.fresh_tokens > plan.local_tokens or not _decode_holds(plan, s, c, now):
+        return -1
+    r, session = _decode_engine(plan, s, c), s.sessions[call.session]
+    call.local, call.decode_engine, call.left = True, r, call.fresh_tokens
+    call.found = OPENING if call.first else HIT
+    session.behind += 0.0 if plan.returns else call.hit_tokens
+    s.engines[r].load += 1
+    enqueue(s, r, c)
+    _cut(s, r, now)
+    return r
 
 
 @compiled
@@ -248,6 +308,10 @@ def _arrive(plan: Plan, s: State, c: int, now: float) -> int:
         session.measured = session.measured or (call.first and session.parent < 0)
     if _awaited(plan, s, c) and (call.first or not _whole(plan, s, c)):
         clock.outstanding += 1
+    if plan.local_tokens > 0.0:
+        r = _stays(plan, s, c, now)
+        if r >= 0:
+            return r
     known = _cached(plan, s, c) or (call.first and session.parent >= 0)
     if plan.routing == RANDOM:
         r = int(call.tie * plan.prefill_engines)
@@ -378,7 +442,8 @@ def _begin(plan: Plan, s: State, r: int, c: int, now: float) -> bool:
         call.found = kept if held else (OPENING if call.first and session.parent < 0 else MISSED)
     if call.preempted == 0:
         call.prefill_start_s = now
-        call.left = call.hit_tokens if held else call.missed_tokens
+        call.left = min(call.hit_tokens + session.behind, call.missed_tokens) if held else call.missed_tokens
+        session.behind = 0.0
         if plan.encode.engines == 0:
             engine.encoding_s += encode_s(plan.encode, _images(plan, s, c, held))
     else:
@@ -463,6 +528,54 @@ def _slot(plan: Plan, s: State, r: int, riding: float, start_s: float) -> float:
     return taken_s
 
 
+@seldom
+def _start_local(plan: Plan, s: State, r: int, now: float) -> bool:
+    """Start a step that prefills the calls that wait first at a decode engine, as many as its budget holds."""
+    engine, calls, speed = s.engines[r], s.calls, plan.decode
+    tokens = pairs = selected = read = largest = 0.0
+    first, latest, count = -1, -1, 0
+    while engine.head >= 0 and calls[engine.head].local:
+        c = engine.head
+        call, n = calls[c], calls[c].left
+        if (tokens > 0.0 and tokens + n > plan.decode_budget) or not _enters(plan, s, r, c):
+            break
+        mine = n * (call.prompt - 0.5 * n)
+        tokens, pairs, selected = tokens + n, pairs + mine, selected + min(mine, n * speed.sparse_topk)
+        read, largest, count = read + call.prompt, max(largest, n), count + 1
+        call.left, call.prefill_start_s = 0.0, now
+        engine.prefilling += 1
+        if latest >= 0:
+            calls[latest].next = c
+        else:
+            first = c
+        latest = c
+    if count == 0:
+        return False
+    engine.tokens, engine.done = tokens, first
+    if plan.decode_split.apart:
+        engine.step_s, _ = apart_prefill_s(plan.decode_split, tokens, pairs, selected, read, float(count))
+    else:
+        share = max(1.0 / speed.ranks, largest / max(tokens, 1e-9))
+        engine.step_s = mixed_s(speed, 0.0, 0.0, 0.0, tokens, pairs, selected, read, float(count), share)
+    _launch(s, r, 0, 0.0, now)
+    return True
+
+
+@compiled
+def _enters(plan: Plan, s: State, r: int, c: int) -> bool:
+    """Take a call that waits first at a decode engine into service, if there is room."""
+    call, engine = s.calls[c], s.engines[r]
+    need = call.prompt - call.shared + call.output
+    if not _admits(plan, s, r, need, True):
+        return False
+    unlink(s, r, -1, c)
+    engine.reserved += need
+    if plan.keeps and s.sessions[_twin(s, c)].cached:
+        leave_cache(plan, s, _twin(s, c))
+    make_room(plan, s, r)
+    return True
+
+
 @compiled
 def _decode_s(plan: Plan, s: State, r: int) -> float:
     """A step of an engine's whole batch: as long as a micro-batch takes through all stages of its pipeline."""
@@ -537,6 +650,8 @@ def _work(plan: Plan, s: State, r: int, now: float) -> None:
         return
     if plan.mode == COLOCATED:
         _make_way(plan, s, r, now)
+    if plan.local_tokens > 0.0 and not engine.prefills and _start_local(plan, s, r, now):
+        return
     if engine.batch > 0:
         _start_decode(plan, s, r, now)
 
@@ -594,13 +709,16 @@ def _prefilled(plan: Plan, s: State, r: int, c: int, now: float) -> None:
     engine.prefilling -= 1
     if call.written == 0.0:
         call.prefill_end_s = now
-    if plan.mode == SPLIT:
+    if plan.mode == SPLIT and not call.local:
         engine.load -= 1
-        duration = plan.link_latency_s + plan.link_token_s * call.prompt
-        call.transfer_s = max(now, engine.link_free_s)
+        sent = call.fresh_tokens if plan.keeps and _decode_holds(plan, s, c, now) else call.prompt
+        duration = plan.link_latency_s + plan.link_token_s * sent
+        # Layer by layer it begins with prefill, and what the last layer needs comes after it.
+        call.transfer_s = max(call.prefill_start_s if plan.link_last < 1.0 else now, engine.link_free_s)
         engine.link_free_s = call.transfer_s + duration / plan.link_ways
         engine.link_busy_s += _overlap(plan, call.transfer_s, engine.link_free_s)
-        push_event(s, call.transfer_s + duration, TRANSFERRED, c, 0)
+        last_s = now + plan.link_latency_s + plan.link_last * (duration - plan.link_latency_s)
+        push_event(s, max(call.transfer_s + duration, last_s), TRANSFERRED, c, 0)
         return
     call.decode_engine = r
     if call.written == 0.0:
@@ -618,7 +736,7 @@ def _transferred(plan: Plan, s: State, c: int, now: float) -> int:
     own = call.prompt - call.shared
     s.engines[call.prefill_engine].reserved -= own
     enter_cache(plan, s, call.session, call.prefill_engine, own, now)
-    r = least_loaded(s, plan.prefill_engines, plan.decode_engines, (call.tie * 977.0) % 1.0)
+    r = _decode_engine(plan, s, c)
     call.decode_engine = r
     if call.output <= 1.0:
         call.first_s = now
@@ -635,16 +753,11 @@ def _transferred(plan: Plan, s: State, c: int, now: float) -> int:
 def _admit_waiting(plan: Plan, s: State, r: int, now: float) -> None:
     """Let calls that wait at a decode engine join its batch while there is room."""
     engine = s.engines[r]
-    while engine.head >= 0:
+    while engine.head >= 0 and not s.calls[engine.head].local:
         c = engine.head
-        call = s.calls[c]
-        need = call.prompt - call.shared + call.output
-        if not _admits(plan, s, r, need, True):
+        if not _enters(plan, s, r, c):
             return
-        unlink(s, r, -1, c)
-        engine.reserved += need
-        call.first_s = now
-        make_room(plan, s, r)
+        s.calls[c].first_s = now
         _join(plan, s, r, c)
 
 
@@ -687,7 +800,10 @@ def _stamped(stamp: str) -> Any:
         for i in range(len(warm)):
             session = s.sessions[warm[i]]
             enter_cache(plan, s, warm[i], session.home, session.tokens, session.since_s)
-        for r in range(plan.prefill_engines):
+            if plan.keeps:
+                r = plan.prefill_engines + session.home % plan.decode_engines
+                enter_cache(plan, s, warm[i] + len(s.sessions) // 2, r, session.tokens, session.since_s)
+        for r in range(len(s.engines)):
             make_room(plan, s, r)
         while True:
             coming_s = inf

@@ -10,7 +10,8 @@ from jax import Array
 from breakeven.models.bundle import Bundle
 from breakeven.models.deployment import Stage
 from breakeven.models.encoder import Encode
-from breakeven.models.pools import StageCoefficients, kv_transfer_s, pools, request_s
+from breakeven.models.kv_transfer import kv_transfer_s
+from breakeven.models.pools import StageCoefficients, pools, request_s
 from breakeven.models.pools import machines as bundles
 from breakeven.models.reload import Reload, prefix_tokens
 from breakeven.models.simulation.state import (
@@ -128,6 +129,7 @@ def _speed(
         sparse_topk=_number(llm.sparse_topk, 0),
         ranks=ranks,
         depth=round(depth),
+        ring=of("ring_context_s"),
         **{} if way is None else {name: _number(getattr(way, name), i) for name in DRAFTING},
     )
 
@@ -194,6 +196,19 @@ def _tiers(found: Machines, resolved: Resolved, i: int) -> dict[str, Any]:
     return {"levels": len(used), "tiers": (a, b, c)}
 
 
+def _transfers(resolved: Resolved, catalog: Catalog, i: int) -> dict[str, Any]:
+    """Fields of a plan: how KV caches of candidate `i` get to decode, and back."""
+    way = resolved.transfers
+    if way is None:
+        return {}
+    last = 1.0 / _number(catalog.llm.layers, 0) if _number(way.overlap, i) > 0.5 else 1.0
+    found: dict[str, Any] = {"link_last": last, "returns": _number(way.returns, i) > 0.5}
+    if way.keeps is not None and way.local_tokens is not None and _number(way.keeps, i) > 0.5:
+        budget = _number(resolved.decode_attention.choice.token_budget, i)
+        found |= {"keeps": True, "local_tokens": _number(way.local_tokens, i), "decode_budget": budget}
+    return found
+
+
 def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catalog, window: Window, i: int = 0) -> Plan:
     """Candidate `i` of a batch, ready to be played."""
     p, d = resolved.prefill_attention.choice, resolved.decode_attention.choice
@@ -230,6 +245,7 @@ def plan(found: Machines, resolved: Resolved, workload: Workload, catalog: Catal
         prefill_split=prefill_split,
         decode_split=decode_split,
         link_ways=_number(found.bundles[0].workers, i),
+        **(_transfers(resolved, catalog, i) if split else {}),
         encode=_encode(found, resolved, workload, catalog, i),
         **_tiers(found, resolved, i),
     )

@@ -202,7 +202,8 @@ def make_room(plan: Plan, s: State, r: int) -> None:
     """
     engine = s.engines[r]
     most = engine.capacity - engine.reserved - plan.shared_prefix
-    for level in range(1 + plan.levels):
+    levels = plan.levels if engine.prefills else 0
+    for level in range(1 + levels):
         if level > 0:
             most = plan.tiers[level - 1].capacity
         cache = s.caches[level, _cache_at(plan, level, r)]
@@ -214,7 +215,7 @@ def make_room(plan: Plan, s: State, r: int) -> None:
                 cache.idle = most
                 break
             leave_cache(plan, s, session)
-            if level < plan.levels and not resumes:
+            if level < levels and not resumes:
                 _keep(plan, s, session, level + 1)
     engine.peak = max(engine.peak, s.caches[0, r].idle + engine.reserved + plan.shared_prefix)
 

@@ -45,6 +45,7 @@ class Speed(NamedTuple):
     sparse_topk: float
     ranks: float  # data-parallel ranks
     depth: int  # pipeline stages
+    ring: float = 0.0  # seconds of a cached token going round context-parallel ranks
     drafts: float = 0.0  # tokens of a step and sequence beside the certain one (`breakeven.models.speculation`)
     yielded: float = 1.0
     layers_share: float = 0.0
@@ -127,6 +128,11 @@ class Plan(NamedTuple):
     prefill_split: SplitPlan = SplitPlan(False)
     decode_split: SplitPlan = SplitPlan(False)
     link_ways: float = 1.0  # KV caches that one prefill engine sends at once
+    link_last: float = 1.0  # share of a KV cache that can only be sent after prefill; 1: all of it
+    returns: bool = False  # a call's output goes back to where it was prefilled
+    keeps: bool = False  # decode engines keep their sessions; the second half of the sessions are what they hold
+    local_tokens: float = 0.0  # calls with at most so many new tokens are prefilled where their session is kept
+    decode_budget: float = 0.0  # new tokens of a step of a decode engine that prefills
     encode: EncodePlan = EncodePlan(0)
     levels: int = 0  # tiers of KV cache below HBM
     tiers: tuple[TierPlan, TierPlan, TierPlan] = (NO_TIER, NO_TIER, NO_TIER)  # nearest first
@@ -139,6 +145,8 @@ _CALL = [
     ("output", "f8"),
     ("hit_tokens", "f8"),  # to prefill when the session's context is cached
     ("missed_tokens", "f8"),  # to prefill when it is not
+    ("fresh_tokens", "f8"),  # that an engine lacks which has all of the call before
+    ("local", "?"),  # its decode engine prefills it
     ("images_found", "f8"),  # to encode when it is cached
     ("images_held", "f8"),  # to encode when it is not
     ("gap_s", "f8"),  # from this call's end, and that of the sub-agents it forks, to the next call
@@ -176,6 +184,7 @@ _SESSION = [
     ("level", "i8"),  # where: 0 in HBM, k in the k-th tier below
     ("since_s", "f8"),  # idle since then
     ("tokens", "f8"),  # of its own, cached while it is idle
+    ("behind", "f8"),  # tokens that its prefill engine lacks beside those of the last call
     ("older", "i8"),  # neighbours in its engine's order of last use
     ("newer", "i8"),
 ]

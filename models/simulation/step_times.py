@@ -68,9 +68,10 @@ def mixed_s(
 
     `done` prompts are completed by it; `share` of the prefill falls on the busiest data-parallel rank.
     """
+    prefill = share * (speed.pair * pairs + speed.selected_pair * selected_pairs + speed.prefill_context * read)
+    prefill += share * speed.query * tokens
     attention = (speed.context * context + speed.selected_context * selected) / speed.ranks
-    attention += share * (speed.pair * pairs + speed.selected_pair * selected_pairs + speed.prefill_context * read)
-    attention += share * speed.query * tokens
+    attention += max(prefill, share * speed.ring * read)
     products = _products_s(speed, batch / speed.ranks + share * tokens, batch + tokens)
     return products + speed.sequence * (batch + speed.ranks * share * done) + attention
 

@@ -105,6 +105,11 @@ def _idle(count: int, calls: int) -> Records:
     return sessions
 
 
+def kept_by_decode(sessions: Records, calls: int) -> Records:
+    """The sessions, and as many again that stand for what a decode engine holds of each: nothing yet."""
+    return _appended(sessions, _idle(len(sessions), calls))
+
+
 def fork_s(sample: Sessions, agents: SubAgents | None, expected_s: Floats) -> Floats:
     """Seconds that each sampled call's sub-agents are expected to take."""
     out = np.zeros(len(sample.session))
@@ -127,7 +132,12 @@ def _forked(agents: SubAgents, rows: Ints, calls: Records, sessions: Records, sp
     theirs["session"], theirs["first"], theirs["last"] = len(sessions) + of, index == 0, index == each - 1
     fresh = agents.recomputed_tokens if split else agents.observation_tokens
     columns = {"prompt": agents.prompt_tokens, "shared": agents.shared_tokens, "output": agents.output_tokens}
-    columns |= {"hit_tokens": fresh, "missed_tokens": agents.missed_tokens, "gap_s": agents.gap_after_s}
+    columns |= {
+        "fresh_tokens": agents.observation_tokens,
+        "hit_tokens": fresh,
+        "missed_tokens": agents.missed_tokens,
+        "gap_s": agents.gap_after_s,
+    }
     for name, values in columns.items():
         theirs[name] = np.nan_to_num(values[some]).ravel()
     children["first_call"] = len(calls) + each * np.arange(len(children))
@@ -199,6 +209,7 @@ def _records(sample: Sessions, rows: Ints, session: Ints, start_s: Floats, split
     calls["session"] = session
     calls["prompt"], calls["shared"] = sample.prompt_tokens[rows], sample.shared_tokens[rows]
     calls["output"], calls["missed_tokens"] = sample.output_tokens[rows], sample.missed_tokens[rows]
+    calls["fresh_tokens"] = sample.resident_tokens[rows]
     calls["hit_tokens"] = (sample.recomputed_tokens if split else sample.resident_tokens)[rows]
     if sample.images is not None and sample.images_held is not None:
         calls["images_found"], calls["images_held"] = sample.images_found[rows], sample.images_held[rows]
