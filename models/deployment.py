@@ -58,6 +58,7 @@ class Deployment:
     activation_link: Array | None = None  # row of catalog.links that activations between attention and feed-forward
     micro_batches: Array | None = None  # pools cross, in so many parts that take turns; None: no such pools
     speculation: Array | None = None  # row of catalog.speculations; None: no candidate speculates
+    encoder: Array | None = None  # row of catalog.encoders: the vision encoder's format; None: 16 bit everywhere
     kv_transfer: Array | None = None  # row of catalog.transfers; None: all KV crosses after prefill, and none goes back
 
     @property

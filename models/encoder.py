@@ -25,18 +25,20 @@ from breakeven.models.steps import (
     prefill_time,
     slow_host,
 )
-from breakeven.models.tables import Catalog, Engine, Resolved, ResolvedStage
+from breakeven.models.tables import Catalog, EncoderFormats, Engine, Resolved, ResolvedStage
 from breakeven.models.workload import Images, PrefillNodes, Workload
 
 BYTES = 2.0  # weights and embeddings of an encoder, 16 bit
 MOST = 0.98  # utilizations are held below this where they shape waits; the true ones decide saturation
 
 
-def encoder_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coefficients:
+def encoder_coefficients(
+    stage: ResolvedStage, llm: LLM, engine: Engine, own: EncoderFormats | None = None
+) -> Coefficients:
     """Coefficients of a vision encoder by patches: its products, attention and two all-reduces a layer.
 
-    Tensor parallelism splits its heads at most. Its weights and arithmetic are 16 bit; launches are those of the
-    language model's layers.
+    Tensor parallelism splits its heads at most. Its weights and products are 16 bit, or of its `own` format, attention
+    always; launches are those of the language model's layers.
     """
     hw = stage.hardware
     gemm, curve = hw.kernels["gemm_bf16"], hw.kernels["vision_attention_bf16"]
@@ -50,7 +52,9 @@ def encoder_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coef
     kernels_s = (ATTENTION_PRODUCTS + FFN_PRODUCTS) * gemm["latency_s"] + curve["latency_s"]
     layer_s = engine.layer_s * slow_host(stage, engine) + kernels_s * engine.launch_share
     moved = engine.activation_passes * ACTIVATION_BYTES * llm.encoder_hidden * llm.encoder_layers
-    rate = t * gemm["share"] * peak
+    rate, size = t * gemm["share"] * peak, BYTES
+    if own is not None:
+        rate, size = t * own.flops_per_s, own.bytes_per_weight
     return Coefficients(
         step_s=llm.encoder_layers * layer_s,
         collective_s=parallel * (collective_latency_s(reduce, t) + engine.allreduce_s),
@@ -58,9 +62,9 @@ def encoder_coefficients(stage: ResolvedStage, llm: LLM, engine: Engine) -> Coef
         collective_root_s=parallel * root_s,
         activation_token_s=read_s(gemm, moved, bandwidth) * jnp.ones_like(t),
         sequence_s=jnp.zeros_like(t),
-        projection_s=read_s(gemm, BYTES * llm.encoder_attention_weights, t * bandwidth),
+        projection_s=read_s(gemm, size * llm.encoder_attention_weights, t * bandwidth),
         projection_token_s=2.0 * llm.encoder_attention_weights / rate,
-        weight_s=read_s(gemm, BYTES * llm.encoder_dense_weights, t * bandwidth),
+        weight_s=read_s(gemm, size * llm.encoder_dense_weights, t * bandwidth),
         token_s=2.0 * llm.encoder_patch_weights / rate,
         pair_s=pairs_s,
         query_s=curve["half_keys"] * pairs_s,
@@ -113,7 +117,7 @@ def encoding(
     llm, choice = catalog.llm, resolved.encode.choice
     pa, pf, da, df = (other.choice.pool == choice.pool for other in resolved.stages[1:])
     joined = pa | pf
-    side = encoder_coefficients(resolved.encode, llm, catalog.engine)
+    side = encoder_coefficients(resolved.encode, llm, catalog.engine, resolved.encoder)
     wide: Coefficients = jax.tree.map(lambda leaf: leaf[:, None], side)
     budgeted = jnp.maximum(choice.token_budget / jnp.maximum(images.tokens, 1.0), 1.0)
     per_pass = jnp.where(joined | da | df, budgeted, choice.max_batch)
@@ -214,7 +218,7 @@ def encode_load(encode: Encode, calls: Array, miss: Array, step_s: Array, arriva
     queue = queue_wait(rate, service, encode.engines, arrival_cv2)
     link_busy = calls * encode.link_s / encode.engines
     link = jnp.clip(link_busy, 0.0, MOST)
-    link_s = 0.5 * link / (1.0 - link) * encode.link_s
+    link_s = 0.5 * encode.link_s / (1.0 - link)
     step = uniform_wait(share * encode.beside_decode, jnp.maximum(step_s, 1e-6))
-    sent = Wait(jnp.where(encode.link_s > 0.0, share, 0.0), link_s, jnp.ones_like(link_s))
+    sent = Wait(share * link, link_s, jnp.ones_like(link_s))
     return EncodeLoad((queue._replace(probability=share * queue.probability), step, sent), link_busy)

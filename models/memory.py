@@ -10,7 +10,7 @@ from breakeven.models.llm import LLM
 from breakeven.models.steps import kv_shards
 from breakeven.models.tables import Engine, Resolved, ResolvedStage
 
-ENCODER_BYTES = 2.0  # vision encoders stay in 16 bit
+ENCODER_BYTES = 2.0  # vision encoders, unless a study says otherwise, and embeddings are in 16 bit
 ACTIVATION_FACTOR = 24.0  # bytes per budgeted token and hidden unit that an engine keeps for activations (assumption)
 
 
@@ -33,13 +33,14 @@ def kv_bytes_per_token(llm: LLM, kv_bytes: Array, tokens: Array) -> Array:
     return (llm.kv_elements_per_token + llm.index_elements_per_token) * kv_bytes + fixed / jnp.maximum(tokens, 1.0)
 
 
-def _stage_weights_bytes(stage: ResolvedStage, llm: LLM, name: str) -> Array:
+def _stage_weights_bytes(resolved: Resolved, stage: ResolvedStage, llm: LLM, name: str) -> Array:
     """Bytes per accelerator of the weights that one stage needs."""
     choice = stage.choice
     layers = choice.pipeline_parallel
     ranks = choice.tensor_parallel * choice.data_parallel
     if name == "encode":
-        return llm.encoder_weights * ENCODER_BYTES * jnp.ones_like(layers)
+        own = ENCODER_BYTES if resolved.encoder is None else resolved.encoder.bytes_per_weight
+        return llm.encoder_weights * own * jnp.ones_like(layers)
     if name.endswith("attention"):
         return llm.attention_weights * stage.attention_bytes / (choice.tensor_parallel * layers)
     dense = llm.dense_weights * stage.dense_bytes + llm.head_weights * stage.head_bytes
@@ -55,7 +56,7 @@ def pool_weights_bytes(resolved: Resolved, pool: Array, llm: LLM) -> Array:
         for name in names:
             stage = getattr(resolved, name)
             here = (stage.choice.pool == pool) & ~present
-            total = total + jnp.where(here, _stage_weights_bytes(stage, llm, name), 0.0)
+            total = total + jnp.where(here, _stage_weights_bytes(resolved, stage, llm, name), 0.0)
             present = present | here
     return total if resolved.speculation is None else total + _draft_bytes(resolved, pool)
 

@@ -63,9 +63,6 @@ class Outcome(NamedTuple):
     mbu_decode: Array
     violations: Violations
     doubts: Doubts
-    lost_attainment: Array | None = (
-        None  # the least, of those with one pool that lost replicas; None: none is asked for
-    )
 
 
 def _model_flops_per_token(catalog: Catalog, pairs_per_token: Array) -> Array:
@@ -185,14 +182,12 @@ def _evaluate(resolved: Resolved, workload: Workload, slo: Slo, catalog: Catalog
     if slo.losses is None:
         return _as_it_is(resolved, workload, slo, catalog)
     usual, attained = _through_losses(resolved, workload, slo, slo.losses, catalog)
-    least = jnp.min(attained, 0)
-    violations = usual.violations._replace(loss=1.0 - least / slo.target)
+    violations = usual.violations._replace(loss=1.0 - jnp.min(attained, 0) / slo.target)
     kept = violations.loss <= 0.0
     return usual._replace(
         feasible=usual.feasible & kept,
         meets_slo=usual.meets_slo & kept,
         violations=violations,
-        lost_attainment=least,
     )
 
 

@@ -122,6 +122,15 @@ class Economy:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class EncoderFormats:
+    """Formats of a vision encoder's weights and products, shape (formats,), in the catalogue; (n,) once gathered."""
+
+    bytes_per_weight: Array
+    flops_per_s: Array  # achieved, (formats, accelerators) in the catalogue
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Catalog:
     """Everything a deployment is evaluated against, all of it traced."""
 
@@ -136,6 +145,7 @@ class Catalog:
     tiers: TierRows | None = None  # of KV cache below HBM
     speculations: Speculations | None = None  # ways to decode speculatively
     transfers: Transfers | None = None  # ways for the KV cache to get from prefill to decode
+    encoders: EncoderFormats | None = None  # of the vision encoder, where a study allows others than 16 bit
 
 
 def _floats(values: Sequence[float]) -> Array:
@@ -229,15 +239,16 @@ def catalog(
     local: Local | None = None,
     speculation: Sequence[Speculation] = (),
     kv_transfer: Sequence[TransferWay] = (),
+    encoder_weights: Sequence[str] = (),
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
     electricity = [0.0] * len(accelerators) if electricity_usd_per_hour is None else electricity_usd_per_hour
     rows = [_hardware_row(*row) for row in zip(accelerators, usd_per_hour, available, electricity, strict=True)]
     kv_rows = table("precisions")["kv"]
+    columns = {name: _floats([row[name] for row in rows]) for name in rows[0]}
+    hardware = Hardware(**columns, kernels=_kernel_columns(accelerators))
     return Catalog(
-        hardware=Hardware(
-            **{name: _floats([row[name] for row in rows]) for name in rows[0]}, kernels=_kernel_columns(accelerators)
-        ),
+        hardware=hardware,
         links=Links(
             _floats([link.bytes_per_s * link.efficiency for link in links]),
             _floats([link.latency_s for link in links]),
@@ -252,7 +263,23 @@ def catalog(
         tiers=tier_rows(kv_tiers),
         speculations=speculations(speculation),
         transfers=transfers(kv_transfer),
+        encoders=_encoders(encoder_weights, hardware),
     )
+
+
+PLAIN_ENCODER = "bf16"
+
+
+def _encoders(names: Sequence[str], hardware: Hardware) -> EncoderFormats | None:
+    """The formats of precisions.toml that an encoder may have; None where all are 16 bit."""
+    if all(name == PLAIN_ENCODER for name in names):
+        return None
+    formats = table("precisions")["formats"]
+    chosen = [formats[name] for name in names]
+    peaks = [getattr(hardware, f"{f['arithmetic'].removesuffix('_block')}_flops_per_s") for f in chosen]
+    shares = [hardware.kernels[f"gemm_{f['arithmetic']}"]["share"] for f in chosen]
+    rates = jnp.stack([peak * share for peak, share in zip(peaks, shares, strict=True)])
+    return EncoderFormats(_floats([f["bytes"] for f in chosen]), rates)
 
 
 @jax.tree_util.register_dataclass
@@ -309,6 +336,7 @@ class Resolved:
     correction: Correction | None = None
     speculation: Speculations | None = None  # None: no candidate speculates
     transfers: Transfers | None = None  # None: all KV crosses after prefill, and none goes back
+    encoder: EncoderFormats | None = None  # None: 16 bit everywhere
 
     @property
     def balanced(self) -> Array:
@@ -363,6 +391,13 @@ def _speculation(deployment: Deployment, catalog: Catalog) -> Speculations | Non
     return None if row is None else jax.tree.map(lambda column: column[row], catalog.speculations)
 
 
+def _encoder(deployment: Deployment, catalog: Catalog) -> EncoderFormats | None:
+    row, formats = deployment.encoder, catalog.encoders
+    if row is None or formats is None:
+        return None
+    return EncoderFormats(formats.bytes_per_weight[row], formats.flops_per_s[row, deployment.encode.accelerator])
+
+
 def _transfers(deployment: Deployment, catalog: Catalog) -> Transfers | None:
     row = deployment.kv_transfer
     return None if row is None else jax.tree.map(lambda column: column[row], catalog.transfers)
@@ -393,4 +428,5 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         activations=_activations(deployment, catalog),
         speculation=_speculation(deployment, catalog),
         transfers=_transfers(deployment, catalog),
+        encoder=_encoder(deployment, catalog),
     )

@@ -21,7 +21,7 @@ from breakeven.models.operating_point import (
     prefill_servers,
     prefix_found,
 )
-from breakeven.models.queueing import Wait, add_waits, queue_wait, uniform_wait
+from breakeven.models.queueing import Wait, add_waits, followed, queue_wait, uniform_wait
 from breakeven.models.reload import continued_share
 from breakeven.models.workload import Workload
 
@@ -63,7 +63,7 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
         parts = (*parts, *found.waits)
         link_utilization = jnp.maximum(link_utilization, found.link_utilization)
     long = add_waits(*parts)
-    brief = add_waits(*_step_in_progress(point, pools), _mates(point, pools), *link)
+    brief = add_waits(*_step_in_progress(point, pools), point.burst.together.paused, *link)
     return CallWaits(
         long,
         brief,
@@ -86,7 +86,10 @@ def _prefill(point: OperatingPoint, pools: Pools, workload: Workload, seen: Arra
     servers = prefill_servers(pools)
     # A session's burst is spread over its calls, and splitting over replicas thins it further.
     burst = (workload.arrival_cv2 - 1.0) / (workload.calls_per_session * pools.prefill_replicas / servers)
-    return queue_wait(point.prefill_rate * seen, point.service, servers, 1.0 + burst)
+    queue = queue_wait(point.prefill_rate * seen, point.service, servers, 1.0 + burst)
+    cv2 = queue.cv2 + point.burst.even * (1.0 / 3.0 - queue.cv2)
+    alone = queue._replace(mean_s=queue.mean_s * point.burst.shorter, cv2=cv2)
+    return followed(alone, point.burst.together.waited)
 
 
 def _admission(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM) -> Wait:
@@ -208,16 +211,6 @@ def _step_in_progress(point: OperatingPoint, pools: Pools) -> tuple[Wait, Wait]:
     decode = uniform_wait(pools.shared * busy * (1.0 - point.prefill_share), step_s)
     others = pools.chunked * point.prefill_share * (1.0 - 1.0 / pools.prefill_ways)
     return decode, uniform_wait(others, jnp.maximum(point.chunk_step_s, 1e-6))
-
-
-def _mates(point: OperatingPoint, pools: Pools) -> Wait:
-    """Prompts computed together end together: the time of those behind in the same step, compound Poisson; a queue's
-    wait holds those ahead."""
-    others = jnp.maximum(0.5 * point.rank_others, 1e-4)
-    probability = -jnp.expm1(-others)
-    mean = others * pools.mate.first / probability
-    second = (others * pools.mate.second + (others * pools.mate.first) ** 2) / probability
-    return Wait(probability, mean, jnp.clip(second / (mean**2 + TINY) - 1.0, 0.05, 1e3))
 
 
 def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array) -> Array:

@@ -42,6 +42,7 @@ class PrefillNodes:
     tokens: Leaf
     pairs: Leaf
     context: Leaf
+    context_sd: Leaf  # within the bin
     mean_tokens: Leaf
     mean_pairs: Leaf
     moments: Leaf  # (4, 4)
@@ -329,6 +330,7 @@ def prefill_nodes(
     """Nodes and moments of prefilling the last `tokens` of each `context`, with its images to encode."""
     pairs = tokens * (context - 0.5 * tokens)
     parts, u, q = bins(tokens, nodes), tokens / tokens.mean(), pairs / pairs.mean()
+    of_context = _bin_moments(context, parts)
     moments, of_q = np.zeros((4, 4)), [np.ones_like(q), q, q * q, q * q * q]
     for i, of_u in enumerate((np.ones_like(u), u, u * u, u * u * u)):
         for j in range(4 - i):
@@ -337,7 +339,8 @@ def prefill_nodes(
         weight=_leaf(_weights(parts)),
         tokens=_leaf(_bin_means(tokens, parts)),
         pairs=_leaf(_bin_means(pairs, parts)),
-        context=_leaf(_bin_means(context, parts)),
+        context=_leaf(of_context[0]),
+        context_sd=_leaf(np.sqrt(of_context[1])),
         mean_tokens=_leaf(tokens.mean()),
         mean_pairs=_leaf(pairs.mean()),
         moments=_leaf(moments),

@@ -62,6 +62,7 @@ class Encoding:
             "links": [link.id for link in names.links],
             "speculation": [way.id for way in names.speculations],
             "kv_transfer": [way.id for way in names.transfers],
+            "encoder": names.encoders,
         }
         words = known.get(name.rpartition(".")[2])
         return [v if words is None else words[v] for v in self.values[name]]

@@ -143,8 +143,10 @@ class Evaluator:
                 columns |= {f"excess_{k}": np.asarray(v)[:n] for k, v in value._asdict().items()}
             elif isinstance(value, Doubts):
                 columns |= {f"doubt_{k}": np.asarray(v)[:n] for k, v in value._asdict().items()}
-            elif value is not None:
+            else:
                 columns[name] = np.asarray(value)[:n]
+        if self.slo.losses is not None:
+            columns["lost_attainment"] = (1.0 - columns["excess_loss"]) * float(self.slo.target)
         if p95 is not None:
             columns["session_p95_s"] = np.asarray(p95)[:n]
         return columns
@@ -240,8 +242,8 @@ DOUBTS = {
     "link_busy": "bursty prefill over a busy link",
     "few_prefill_engines": "one or two prefill engines under heavy-tailed prompts",
     "cache_unsettled": "a surge of sessions overturns the prefix cache for good",
-    "cache_short": "more than 2 % of the prefixes evicted (5 % where prefill is apart)",
-    "in_step": "prefill and decode in one pool of pipeline stages or data-parallel ranks",
+    "cache_short": "more than 10 % of the prefixes evicted",
+    "in_step": "prefill in step in data-parallel ranks or a bundle, or beside decode in a pipeline",
     "sides_apart": "one side of prefill alone shares a pool with decode, which is not simulated",
     "speculation": "speculation beside chunks of prefill, which is not simulated",
     "encoder": "images encoded in a decode pool, which is not simulated",

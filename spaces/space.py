@@ -19,6 +19,7 @@ from breakeven.models.architecture import Architecture
 from breakeven.models.deployment import ROUTING, STAGE_FIELDS, Deployment, Stage
 from breakeven.models.hardware import Accelerator, Link
 from breakeven.models.speculation import Speculation
+from breakeven.models.tables import PLAIN_ENCODER
 from breakeven.models.tiers import Stack
 from breakeven.models.topology import COLUMNS, STAGES, Topology, topology
 from breakeven.models.transfer_ways import FULL, TransferWay, transfers
@@ -64,6 +65,7 @@ class Names:
     tiers: tuple[Stack, ...] = (Stack("none"),)
     speculations: tuple[Speculation, ...] = (Speculation("none"),)
     transfers: tuple[TransferWay, ...] = (TransferWay(FULL),)
+    encoders: tuple[str, ...] = (PLAIN_ENCODER,)
 
     @property
     def speculates(self) -> bool:
@@ -74,6 +76,11 @@ class Names:
     def transfers_differ(self) -> bool:
         """Whether some candidate's KV cache gets to decode otherwise than as a whole after prefill."""
         return transfers(self.transfers) is not None
+
+    @property
+    def encoders_differ(self) -> bool:
+        """Whether some candidate's vision encoder is not in 16 bit."""
+        return any(name != PLAIN_ENCODER for name in self.encoders)
 
     @property
     def accelerator_ids(self) -> tuple[str, ...]:
@@ -135,11 +142,21 @@ class Family:
     micro_batches: np.ndarray  # in flight between attention and feed-forward pools; 1 where there are none
     speculation: np.ndarray
     kv_transfer: np.ndarray
+    encoder: np.ndarray
 
     @property
     def radices(self) -> tuple[int, ...]:
         pools = tuple(len(table["replicas"]) for table in self.tables)
-        joint = self.kv, self.tiers, self.links, self.routing, self.micro_batches, self.speculation, self.kv_transfer
+        joint = (
+            self.kv,
+            self.tiers,
+            self.links,
+            self.routing,
+            self.micro_batches,
+            self.speculation,
+            self.kv_transfer,
+            self.encoder,
+        )
         return (*pools, *[len(axis) for axis in joint])
 
     @property
@@ -201,19 +218,20 @@ class Space:
         ids = np.asarray(ids, np.int64)
         out: dict[str, np.ndarray] = {"family": self.family(ids)}
         fields = [f"{slot}_{name}" for slot in self.slots for name in POOL_FIELDS]
-        joint = ("kv", "tiers", "link", "routing", "micro_batches", "speculation", "kv_transfer")
+        joint = ("kv", "tiers", "link", "routing", "micro_batches", "speculation", "kv_transfer", "encoder")
         out |= {name: np.zeros(len(ids), np.int64) for name in (*joint, *fields)}
         for f, family in enumerate(self.families):
             here = np.flatnonzero(out["family"] == f)
             if not len(here):
                 continue
-            *pools, kv, tiers, link, routing, parts, way, moved = family.digits(ids[here] - self.offsets[f])
+            *pools, kv, tiers, link, routing, parts, way, moved, encoder = family.digits(ids[here] - self.offsets[f])
             out["kv"][here], out["tiers"][here] = family.kv[kv], family.tiers[tiers]
             out["link"][here] = family.links[link]
             out["routing"][here] = family.routing[routing]
             out["micro_batches"][here] = family.micro_batches[parts]
             out["speculation"][here] = family.speculation[way]
             out["kv_transfer"][here] = family.kv_transfer[moved]
+            out["encoder"][here] = family.encoder[encoder]
             for slot in self.slots:
                 pool = family.topology.labels[COLUMNS.index(slot)]
                 for name in POOL_FIELDS:
@@ -239,6 +257,8 @@ class Space:
             activations["speculation"] = _array(c["speculation"], np.int32)
         if self.names.transfers_differ:
             activations["kv_transfer"] = _array(c["kv_transfer"], np.int32)
+        if self.names.encoders_differ:
+            activations["encoder"] = _array(c["encoder"], np.int32)
         return Deployment(
             **stages,
             kv=_array(c["kv"], np.int32),
@@ -271,6 +291,8 @@ class Space:
             out["speculation"] = _named(c["speculation"], [way.id for way in self.names.speculations])
         if self.names.transfers_differ:
             out["kv_transfer"] = _named(c["kv_transfer"], [way.id for way in self.names.transfers])
+        if self.names.encoders_differ:
+            out["encoder"] = _named(c["encoder"], self.names.encoders)
         return pd.DataFrame(out)
 
     def blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -312,6 +334,7 @@ class Domains:
     micro_batches: tuple[int, ...] = (2,)
     speculation: tuple[str, ...] = ("none",)
     kv_transfer: tuple[str, ...] = (FULL,)
+    encoder: tuple[str, ...] = (PLAIN_ENCODER,)
 
 
 def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
@@ -321,6 +344,7 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
     tiers = np.array([[stack.id for stack in names.tiers].index(name) for name in domains.kv_tiers])
     ways = np.array([[way.id for way in names.speculations].index(name) for name in domains.speculation])
     moves = np.array([[way.id for way in names.transfers].index(name) for name in domains.kv_transfer])
+    encoders = np.array([names.encoders.index(name) for name in domains.encoder])
     routing = np.array([ROUTING.index(r) for r in domains.routing])
     all_links = np.array([[link.id for link in names.links].index(name) for name in domains.links])
     for name in domains.topologies:
@@ -332,7 +356,7 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
         links = all_links if len(chosen.pools) > 1 else all_links[:1]
         parts = np.array(domains.micro_batches if apart else (1,))
         moved = moves if chosen.kv_moves else moves[:1]
-        families.append(Family(chosen, tables, kv, tiers, links, routing, parts, ways, moved))
+        families.append(Family(chosen, tables, kv, tiers, links, routing, parts, ways, moved, encoders))
     return Space(tuple(families), names)
 
 

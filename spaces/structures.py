@@ -25,6 +25,7 @@ AXES = (
     "micro_batches",
     "speculation",
     "kv_transfer",
+    "encoder",
 )  # what joins the pools, as a family's last digits
 
 Table = dict[str, np.ndarray]

@@ -16,6 +16,7 @@ import yaml
 from breakeven.models.hardware import accelerator, link
 from breakeven.models.inputs import InputError, known_fields, pick
 from breakeven.models.speculation import NONE, way_id
+from breakeven.models.tables import PLAIN_ENCODER
 from breakeven.models.tiers import stack
 from breakeven.models.topology import COLUMNS, TOPOLOGIES, Topology, topology
 from breakeven.models.transfer_ways import FULL, transfer_id
@@ -41,7 +42,7 @@ _JUDGED_BY = (
     "power",
     "economics",
 )
-_JOINT = ("topology", "kv", "kv_tiers", "link", "routing", "micro_batches", "speculation", "kv_transfer")
+_JOINT = ("topology", "kv", "kv_tiers", "link", "routing", "micro_batches", "speculation", "kv_transfer", "encoder")
 _DEFINED = ("accelerators", "links", "kv_tiers", "speculation", "kv_transfer")
 _EXPECTED = ("expected_cost_per_hour_usd", "expected_slo_attainment")
 
@@ -97,6 +98,8 @@ def choices(row: Mapping[str, Any]) -> dict[str, Any]:
         found["micro_batches"] = _plain(row["micro_batches"])
     if row.get("speculation", NONE) != NONE:
         found["speculation"] = row["speculation"]
+    if row.get("encoder", PLAIN_ENCODER) != PLAIN_ENCODER:
+        found["encoder"] = row["encoder"]
     if chosen.kv_moves and row.get("kv_transfer", FULL) != FULL:
         found["kv_transfer"] = row["kv_transfer"]
     return found | ({"link": row["link"]} if len(chosen.pools) > 1 else {})
@@ -168,6 +171,7 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
         ("micro_batches", "micro_batches", {}),
         ("speculation", "speculation", ways),
         ("kv_transfer", "kv_transfer", moves),
+        ("encoder", "encoder_weights", {}),
         ("link", "links", links),
     ):
         if key in deployment:

@@ -77,6 +77,7 @@ class SpaceChoices(PoolChoices):
     kv_tiers: Named = "none"
     speculation: Named = "none"
     kv_transfer: Named = "full"
+    encoder_weights: Names = "bf16"
     links: Named = "ib-ndr-400"
     routing: Names = "affinity"
     shared: PoolChoices = PoolChoices()

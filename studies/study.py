@@ -74,6 +74,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 ROLES = ("shared", "encode", "prefill", "decode", "attention", "ffn")
+ENCODERS = ("bf16", "fp8", "int8", "fp4")  # formats of a vision encoder's weights and products
 ENCODED_TOGETHER = 8  # images in one pass of an encoder of its own, where a study does not say
 
 
@@ -203,7 +204,10 @@ class Study:
         named = _listed(space.speculation)
         ways = [speculation(spec, self.architecture, f"space.speculation.{i}") for i, spec in enumerate(named)]
         moves = [transfer_way(spec, f"space.kv_transfer.{i}") for i, spec in enumerate(_listed(space.kv_transfer))]
-        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers), tuple(ways), tuple(moves))
+        encoders = _unique(_listed(space.encoder_weights))
+        for i, name in enumerate(encoders):
+            pick(f"space.encoder_weights.{i}", name, ENCODERS)
+        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers), tuple(ways), tuple(moves), encoders)
 
     def _pool_domain(self, topology: Topology, pool: int) -> PoolDomain:
         """The choices of a pool: its own by name, then those of its side and its phase, then the space's."""
@@ -246,6 +250,7 @@ class Study:
             micro_batches=_unique(_listed(choices.micro_batches)),
             speculation=_unique([way.id for way in self.names.speculations]),
             kv_transfer=_unique([way.id for way in self.names.transfers]),
+            encoder=self.names.encoders,
         )
         space = build_space(domains, self.names, self.architecture)
         if space.size == 0:
@@ -283,6 +288,7 @@ class Study:
             as_arrays(self.local, self.names) if self.local else None,
             self.names.speculations,
             self.names.transfers,
+            self.names.encoders,
         )
 
     @property

@@ -12,12 +12,14 @@ from breakeven.models.encoder import encode_load, encode_time, encoder_coefficie
 from breakeven.models.inputs import InputError
 from breakeven.models.llm import LLM, llms
 from breakeven.models.media import media, seen_by
+from breakeven.models.memory import pool_weights_bytes
 from breakeven.models.serving import evaluate
 from breakeven.models.sessions import sample_sessions, session_spec
 from breakeven.models.tables import resolve
 from breakeven.models.topology import STAGES, all_partitions
 from breakeven.models.workload import Images, PrefillNodes
 from breakeven.optimizer.evaluator import SMALL
+from breakeven.studies.deployment_file import deployment_yaml
 
 QWEN = llms()["qwen3-vl-8b"]
 
@@ -208,3 +210,29 @@ def test_text_alone_takes_no_time(make_study):
     assert make_study("workload=gui-agent").workload.images is None
     assert make_study("llm=qwen3-vl-8b").workload.images is None
     assert make_study("llm=qwen3-vl-8b", "workload=gui-agent").workload.images is not None
+
+
+def test_an_encoder_in_8_bit_is_lighter_and_faster_and_16_bit_as_before(make_study):
+    """Half the weights, products at the rate of 8-bit ones, attention as before; as it was where none is named."""
+    choices = {
+        "topologies": ["epd", "colocated"], "accelerators": "h100-sxm", "tensor_parallel": 1, "pipeline_parallel": 1,
+        "replicas": 4, "max_batch": 64, "token_budget": 8192, "weights": "bf16", "kv": "bf16", "links": "ib-ndr-400",
+        "routing": "affinity",
+    }  # fmt: skip
+    changes = "llm=qwen3-vl-8b", "workload=gui-agent", "load.sessions_per_second=0.02"
+    plain = make_study(*changes, **choices)
+    study = make_study(*changes, **choices, encoder_weights=["bf16", "int8", "fp8"])
+    assert plain.space.deployment(np.array([0])).encoder is None
+    found, usual = study.evaluator()(np.arange(6)), plain.evaluator()(np.arange(2))
+    for name, values in usual.items():
+        if name != "candidate":
+            assert found[name][::3].astype(float) == pytest.approx(values.astype(float), rel=1e-6), name
+    for rows in (found["ttft_mean_s"].reshape(2, 3), found["utilization_encode"].reshape(2, 3)[:1]):
+        assert (rows[:, 1:] < rows[:, :1]).all() and (rows[:, 1:] > 0.5 * rows[:, :1]).all()
+    resolved = resolve(study.space.deployment(np.arange(3)), study.catalog)
+    weights = np.asarray(pool_weights_bytes(resolved, resolved.encode.choice.pool, study.catalog.llm))
+    assert weights[1:] == pytest.approx(weights[0] / 2.0)
+    row = study.space.frame(np.array([2])).iloc[0].to_dict() | {"cost_per_hour_usd": 1.0, "slo_attainment": 1.0}
+    assert "encoder: fp8" in deployment_yaml(study, row)
+    with pytest.raises(InputError, match="encoder_weights"):
+        make_study(*changes, **choices, encoder_weights="fp3")
