@@ -208,7 +208,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     lost_context = jnp.broadcast_to(lost.context, (*hit.context.shape[:-1], *lost.context.shape))
     contexts = jnp.concatenate([hit.context, lost_context], axis=-1)
     transfer, transfer_s = moved(resolved, catalog, contexts, prefill_s, hit.weight)
-    context_sds = jnp.concatenate([hit.context_sd, jnp.broadcast_to(lost.context_sd, hit.context.shape)], axis=-1)
+    context_sds = jnp.concatenate([hit.context_sd, jnp.broadcast_to(lost.context_sd, lost_context.shape)], axis=-1)
     spread_s = transfer_s * context_sds / contexts
     marginal = token_s, pair_s
     kept = retained(resolved, workload, catalog, hit, prefill_s[:, :nodes], hit_time.busy_s, marginal, ways, decode)
