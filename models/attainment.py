@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.scipy.special import ndtri
 
@@ -134,9 +135,12 @@ class Attainment(NamedTuple):
 
 def _node_width(nodes_s: Array, spread_s: Array) -> Array:
     """Half width of what a prefill node stands for: half the distance to its neighbours, and its own spread."""
-    left = jnp.concatenate([nodes_s[..., :1], nodes_s[..., :-1]], -1)
-    right = jnp.concatenate([nodes_s[..., 1:], nodes_s[..., -1:]], -1)
-    width = jnp.clip(0.25 * (right - left), SMOOTH * nodes_s, 0.5 * nodes_s)
+    size = nodes_s.shape[-1]
+    spread = np.eye(size, k=-1) - np.eye(size, k=1)  # of the neighbours, by a product: concatenations are slow
+    spread[0, 0] -= 1.0  # the first and the last have a neighbour on one side only
+    spread[-1, -1] += 1.0
+    apart_s = jnp.dot(nodes_s, jnp.asarray(spread, nodes_s.dtype), precision="highest")
+    width = jnp.clip(0.25 * apart_s, SMOOTH * nodes_s, 0.5 * nodes_s)
     return jnp.sqrt(width**2 + 3.0 * spread_s**2)
 
 

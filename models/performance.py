@@ -26,7 +26,15 @@ from breakeven.models.operating_point import (
 from breakeven.models.pools import Prefill, build_pools, request_s
 from breakeven.models.queueing import Wait, autocorrelation_share
 from breakeven.models.retained import Nodes, by_kind, calls_ahead
-from breakeven.models.settle import Closed, closed_with_derivatives, settle, settle_closed, warm, with_derivatives
+from breakeven.models.settle import (
+    SURGE_ITERATIONS,
+    Closed,
+    closed_with_derivatives,
+    settle,
+    settle_closed,
+    warm,
+    with_derivatives,
+)
 from breakeven.models.steps import StepTime
 from breakeven.models.tables import Catalog, Resolved
 from breakeven.models.waits import CallWaits, call_waits
@@ -73,8 +81,8 @@ def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tupl
     else:
         rate, usual = settle_closed(*fixed, lax.stop_gradient(sessions) * one)
     fixed_rate = lax.stop_gradient(rate)
-    surged = settle(*fixed, fixed_rate * _surge(*fixed, fixed_rate), usual)
-    after = settle(*fixed, fixed_rate, surged)
+    surged = settle(*fixed, fixed_rate * _surge(*fixed, fixed_rate), usual, SURGE_ITERATIONS)
+    after = settle(*fixed, fixed_rate, surged, SURGE_ITERATIONS)
     tipped = jnp.abs(after.miss - usual.miss) > 0.05
     state = State(*(jnp.where(tipped, a, b) for a, b in zip(after, usual, strict=True)))
     if sessions is None:
@@ -247,8 +255,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         seen = seen * jnp.maximum(1.0 - 1.0 / workload.concurrent_sessions, 0.0)
     point = operating_point(state, pools, workload, catalog.llm, rate, seen)
     miss = state.miss[:, None]
-    missed_weight = jnp.broadcast_to(workload.missed.weight, hit.weight.shape)
-    weight = jnp.concatenate([hit.weight * (1.0 - miss), missed_weight * miss], -1)
+    weight = jnp.concatenate([hit.weight * (1.0 - miss), workload.missed.weight * miss], -1)
 
     if pools.retained is not None:
         ahead = calls_ahead(point.local, workload.calls_per_session)

@@ -26,7 +26,7 @@ StageCoefficients = tuple[Coefficients, Coefficients]  # attention, feed-forward
 
 
 class Prefill(NamedTuple):
-    """Prefill of a call, by node; (n, 2 x nodes): first those that find their prefix, then those that lost it."""
+    """Prefill of a call, by node; (n, nodes): first those that find their prefix, then those that lost it."""
 
     latency_s: Array
     transfer_s: Array  # waited for the KV cache, and of images encoded elsewhere also their time there
@@ -206,9 +206,10 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         hit_latency_s = hit_latency_s + joined_s[:, :nodes]
         missed_latency_s = missed_latency_s + joined_s[:, nodes:]
     token_s, pair_s, ways = hit_time.token_s, hit_time.pair_s, prefill.ways
-    contexts = jnp.concatenate([hit.context, jnp.broadcast_to(lost.context, hit.context.shape)], axis=-1)
+    lost_context = jnp.broadcast_to(lost.context, (*hit.context.shape[:-1], *lost.context.shape))
+    contexts = jnp.concatenate([hit.context, lost_context], axis=-1)
     transfer, transfer_s = moved(resolved, catalog, contexts, prefill_s, hit.weight)
-    context_sds = jnp.concatenate([hit.context_sd, jnp.broadcast_to(lost.context_sd, hit.context.shape)], axis=-1)
+    context_sds = jnp.concatenate([hit.context_sd, jnp.broadcast_to(lost.context_sd, lost_context.shape)], axis=-1)
     spread_s = transfer_s * context_sds / contexts
     marginal = token_s, pair_s
     kept = retained(resolved, workload, catalog, hit, prefill_s[:, :nodes], hit_time.busy_s, marginal, ways, decode)
