@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.scipy.special import ndtri
 
@@ -16,6 +17,7 @@ from breakeven.models.numerics import TINY, gamma_cdf, gamma_quantile, normal_cd
 from breakeven.models.queueing import Wait, add_waits
 
 SMOOTH = 0.02  # bounds are smoothed by this share of the service time, so that attainment has a gradient
+SMOOTH_TOKEN = 0.01  # and those of TPOT, whose spread is a few percent, by this one
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +79,7 @@ class TokenTime(NamedTuple):
     def parts(self) -> tuple[tuple[Array, Array, Array], ...]:
         """(probability, mean of the gamma part, its variance) of calls without and with a stall."""
         moving = self.batch_s[..., None]
-        smooth = jnp.square(SMOOTH * (self.base_s + moving)) / 3.0
+        smooth = jnp.square(SMOOTH_TOKEN * (self.base_s + moving)) / 3.0
         plain = 1.0 - self.stall_probability, moving, self.variance + smooth
         stalled = self.stall_probability, moving + self.stall_s, self.variance + self.stall_variance + smooth
         return plain, stalled
@@ -91,6 +93,7 @@ class Latency:
     wait: Wait  # behind whole prompts: for prefill, for room to decode
     brief: Wait  # for the step in progress, for prompts computed in the same one, for the link
     prefill_s: Array  # (n, P): prefill, transfer and constants of a call
+    prefill_spread_s: Array  # (n, P): standard deviation within a node
     prefill_weight: Array  # (n, P)
     token: TokenTime
     steps: Array  # (O,): tokens after the first
@@ -102,6 +105,7 @@ class Latency:
     call_mean_s: Array  # (n,)
     call_variance: Array  # (n,)
     first_chunk_s: Array  # (n,): from the first token to its first chunk at the user; part of TTFT, not of the call
+    first_chunk_sd_s: Array  # its standard deviation over outputs: short ones have no more than their own steps
     first_chunk_batch: Wait  # the part of it that moves with the batch
     first_chunk_stall: Wait  # what prefill in the pool adds to that
 
@@ -129,11 +133,15 @@ class Attainment(NamedTuple):
     session: Array
 
 
-def _node_width(nodes_s: Array) -> Array:
-    """Half width of what a prefill node stands for: half the distance to its neighbours."""
-    left = jnp.concatenate([nodes_s[..., :1], nodes_s[..., :-1]], -1)
-    right = jnp.concatenate([nodes_s[..., 1:], nodes_s[..., -1:]], -1)
-    return jnp.clip(0.25 * (right - left), SMOOTH * nodes_s, 0.5 * nodes_s)
+def _node_width(nodes_s: Array, spread_s: Array) -> Array:
+    """Half width of what a prefill node stands for: half the distance to its neighbours, and its own spread."""
+    size = nodes_s.shape[-1]
+    spread = np.eye(size, k=-1) - np.eye(size, k=1)  # of the neighbours, by a product: concatenations are slow
+    spread[0, 0] -= 1.0  # the first and the last have a neighbour on one side only
+    spread[-1, -1] += 1.0
+    apart_s = jnp.dot(nodes_s, jnp.asarray(spread, nodes_s.dtype), precision="highest")
+    width = jnp.clip(0.25 * apart_s, SMOOTH * nodes_s, 0.5 * nodes_s)
+    return jnp.sqrt(width**2 + 3.0 * spread_s**2)
 
 
 def ttft_cdf(latency: Latency, x_s: Array) -> Array:
@@ -143,7 +151,8 @@ def ttft_cdf(latency: Latency, x_s: Array) -> Array:
     wait, brief = jax.tree.map(
         lambda leaf: leaf[..., None], (waits, add_waits(latency.brief, latency.first_chunk_batch))
     )
-    served = ramp(slack, 0.0, _node_width(latency.prefill_s))
+    shown = jnp.sqrt(latency.prefill_spread_s**2 + latency.first_chunk_sd_s[..., None] ** 2)
+    served = ramp(slack, 0.0, _node_width(latency.prefill_s, shown))
     room_s = jnp.maximum(slack, 0.0)
     # Behind whole prompts the brief wait is a part of the long one's end; without a long one it stands alone.
     alone = (1.0 - wait.probability) * brief.survival(room_s)
@@ -170,7 +179,7 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
     with a stall; the wait has the tail of one or two exponentials here (Wait.exponentials).
     """
     wait = jax.tree.map(lambda leaf: leaf[..., None], latency.wait)
-    width = _node_width(latency.prefill_s)
+    width = _node_width(latency.prefill_s, latency.prefill_spread_s)
     first_s = latency.prefill_s + latency.brief.average_s[..., None]
 
     def served(room_s: Array) -> Array:

@@ -23,6 +23,7 @@ from jax.scipy.special import ndtri
 
 from breakeven.models.context_parallel import spread, with_ring
 from breakeven.models.llm import LLM
+from breakeven.models.numerics import once
 from breakeven.models.speculation import Speculations
 from breakeven.models.steps import (
     ACTIVATION_BYTES,
@@ -392,7 +393,7 @@ def prefill_call(
     Chunks of at most `token_budget` tokens (n,) follow one another. Where the sides stand apart each is cut into
     micro-batches, which read weights and cache again, and the calls of all ways share the feed-forward engines.
     """
-    wide: Bundle = jax.tree.map(lambda leaf: leaf[:, None], machine)
+    wide: Bundle = jax.tree.map(lambda leaf: once(leaf, machine.count)[:, None], machine)
     chunks, split = prefill_chunks(tokens, token_budget[:, None]), wide.split
     if split is not None:
         return _prefill_apart(machine, wide, split, llm, tokens, pairs, context, chunks)

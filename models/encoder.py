@@ -218,7 +218,7 @@ def encode_load(encode: Encode, calls: Array, miss: Array, step_s: Array, arriva
     queue = queue_wait(rate, service, encode.engines, arrival_cv2)
     link_busy = calls * encode.link_s / encode.engines
     link = jnp.clip(link_busy, 0.0, MOST)
-    link_s = 0.5 * link / (1.0 - link) * encode.link_s
+    link_s = 0.5 * encode.link_s / (1.0 - link)
     step = uniform_wait(share * encode.beside_decode, jnp.maximum(step_s, 1e-6))
-    sent = Wait(jnp.where(encode.link_s > 0.0, share, 0.0), link_s, jnp.ones_like(link_s))
+    sent = Wait(share * link, link_s, jnp.ones_like(link_s))
     return EncodeLoad((queue._replace(probability=share * queue.probability), step, sent), link_busy)

@@ -50,8 +50,10 @@ class Doubts(NamedTuple):
     link_busy: Array  # bursty prefill over a link above 0.3
     few_prefill_engines: Array  # one or two, with a heavy-tailed prompt
     cache_unsettled: Array  # a surge of sessions tips it over for good, or the fixed point was not reached
-    cache_short: Array  # more than 2 % of continued calls lose their prefix, 5 % where prefill is apart
-    in_step: Array  # prefill and decode in a pool whose pipeline stages or data-parallel ranks keep step
+    cache_short: Array  # more than 10 % of continued calls lose their prefix to eviction
+    in_step: (
+        Array  # several prompts prefilled in step, in data-parallel ranks or a bundle; or beside decode in a pipeline
+    )
     sides_apart: Array  # prefill and decode share a pool with one side apart or unlike, which is not simulated
     speculation: Array  # drafts verified in steps that carry chunks of prefill, which is not simulated
     encoder: Array  # images encoded in a pool that decodes and does not prefill, which is not simulated
@@ -124,6 +126,10 @@ def doubts(
     tipped: Array,
 ) -> Doubts:
     service_cv2 = point.service.second / (point.service.first**2 + TINY) - 1.0
+    depth = pools.prefill_ways / jnp.maximum(pools.prefill_ranks, pools.prefill_workers)
+    # Of calls sent to any replica most miss the one that holds their prefix, in the model as in the simulation.
+    scattered = jnp.where(pools.prefill_scattered > 0.5, pools.prefill_replicas, 1.0)
+    evicted = 1.0 - (1.0 - state.miss) * scattered
     moved = jnp.abs(point.state.batch / state.batch - 1.0) > 0.05
     return Doubts(
         shared_pool_busy=(pools.shared > 0.0) & (jnp.maximum(point.prefill_utilization, decode_use) > 0.5),
@@ -132,8 +138,8 @@ def doubts(
         link_busy=(waits.link_utilization > 0.3) & (waits.departures_cv2 > 1.5),
         few_prefill_engines=(pools.shared <= 0.0) & (pools.prefill_replicas <= 2.0) & (service_cv2 > 4.0),
         cache_unsettled=tipped | moved,
-        cache_short=state.miss > jnp.where(pools.shared > 0.5, 0.02, 0.05),
-        in_step=(pools.shared > 0.5) & (pools.prefill_ways > 1.0),
+        cache_short=evicted > 0.1,
+        in_step=pools.prefill_ways > jnp.where(pools.shared > 0.5, 1.0, depth),
         sides_apart=_sides_apart(resolved),
         speculation=jnp.zeros_like(tipped)
         if resolved.speculation is None

@@ -4,7 +4,7 @@ Prefill is a queue on uncached work. Decode is a processor-sharing pool whose ba
 with a step time a + b B its batch is negative binomial. A pool that does both slows its decode by the share of
 time prefill takes. Idle sessions keep their KV in what memory the active ones leave; evicted ones are prefilled
 again, which closes the loop. The approximations and the constants marked `simulated` were read off
-discrete-event simulations (shared pools 0.25, 0.3 and BEHIND, least-loaded routing 0.62, 0.14, 0.05 and 0.5).
+discrete-event simulations (shared pools 0.25 and 0.3, least-loaded routing in `unevenness`).
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from breakeven.models.bundle import Bundle, decode_step, decode_step_s
+from breakeven.models.bursts import Burst, Step, burst
 from breakeven.models.encoder import Encode, encode_busy
 from breakeven.models.kv_transfer import Moved
 from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory
-from breakeven.models.numerics import TINY, table_lookup
+from breakeven.models.numerics import TINY, power, table_lookup
 from breakeven.models.queueing import Moments
 from breakeven.models.reload import Reload
 from breakeven.models.retained import Retained, calls_ahead, remote_service
@@ -27,7 +28,6 @@ from breakeven.models.steps import StepTime
 from breakeven.models.workload import Workload
 
 GAUSS = ((-1.7320508, 1.0 / 6.0), (0.0, 2.0 / 3.0), (1.7320508, 1.0 / 6.0))  # 3-point Gauss-Hermite
-BEHIND = 0.4  # of the prefill that came while a call waited, the part still ahead of it when it decodes
 HIGHEST = 0.98  # utilizations are held below this inside the fixed point; the true ones decide saturation
 
 
@@ -42,7 +42,9 @@ class Pools:
     resident_chunks: Array
     missed_chunks: Array
     marginal_s: Array  # mean prefill without weight traffic and launches, prefix held
-    mate: Moments  # the same of what one step holds of a prompt at most
+    mate_s: Array  # by which one more mean prompt makes a step longer
+    mate_s2: Array  # the second moment of that
+    budget_s: Array  # marginal time of a full token budget
     prefill_latency_s: Array  # mean latency, prefix held
     missed_latency_s: Array
     prefill_memory: Memory  # of all attention engines of a bundle
@@ -79,6 +81,15 @@ class State(NamedTuple):
     mates: Array  # prefills computed in one step, mean
 
 
+class Delay(NamedTuple):
+    """What the prefill burst that a request arrives in does to its decode, in a shared pool; shapes (n,)."""
+
+    mean_s: Array  # decode time lost once
+    second_s2: Array
+    mates: Array  # requests released to decode together
+    passes: Array  # chunks of the burst, which slow only the steps a request has; 0 where prefill comes first
+
+
 class OperatingPoint(NamedTuple):
     """Where a deployment settles; per engine, shapes (n,)."""
 
@@ -90,7 +101,6 @@ class OperatingPoint(NamedTuple):
     stretch: Array  # prefill time over its time alone and unbatched
     riding: Array  # latency of a prefill over its time alone: decodes that ride along
     others: Array  # prefills that a call finds in its step
-    rank_others: Array  # of them on its rank, where they make the step longer
     prefill_utilization: Array
     prefill_share: Array  # share of time that prefill takes from the decode of its pool
     encode_share: Array  # the same, of an encoder in a pool that decodes and does not prefill
@@ -101,9 +111,8 @@ class OperatingPoint(NamedTuple):
     slowdown: Array  # decode time over its time without prefill in the pool
     seen_batch: Array  # sequences of others that a request sees decoding, mean
     own_batch: Array  # own and mates' load that a request sees beside the mean batch
-    prefill_delay_s: Array  # decode time lost once to the prefill burst a request arrives in
-    burst_passes: Array  # chunks of that burst, which slow only the steps a request has; 0 where prefill comes first
-    batch_mates: Array  # requests released to decode together
+    burst: Burst  # of prompts around a call's own
+    delay: Delay  # by the prefill burst that a request arrives in
     batch_variance: Array
     chunk_step_s: Array  # step that carries a prefill chunk
     chunk_rate: Array  # such steps per second
@@ -150,10 +159,23 @@ def _drafted(machine: Bundle) -> Array | float:
     return 0.0 if way is None else way.drafts * way.weights_share
 
 
-def own_load(decode_busy: Array, replicas: Array, balanced: Array) -> Array:
-    """Sequences a request sees beside the mean batch: itself, less under least-loaded routing (simulated)."""
-    spread = jnp.maximum(0.62 * (1.0 - decode_busy) - 0.14, -0.05)
-    return jnp.where(balanced > 0.5, 1.0 / replicas + (1.0 - 1.0 / replicas) * spread, 1.0)
+def unevenness(batch: Array, replicas: Array) -> Array:
+    r"""Variance of one engine's batch about the mean of the R engines, of which each call joins the least loaded one.
+
+    A few sequences lie about one by one, with variance B (1 - 1/R); of many, (1 - 1/R) c is left, where
+    c = 1/6 + 5/6 (2/R)^0.8. Between the two a power mean of exponent 1 - 0.56/R (read off simulations of M/M/inf).
+
+    .. math:: (1 - 1/R) \left(B^{-p} + c^{-p}\right)^{-1/p}, \quad p = 1 - 0.56/R
+    """
+    one = 1.0 / replicas
+    exponent = 1.0 - 0.56 * one
+    many = (1.0 + 5.0 * power(2.0 * one, 0.8)) / 6.0
+    return (1.0 - one) * many * power(1.0 + power(many / batch, exponent), -1.0 / exponent)
+
+
+def own_load(batch: Array, uneven: Array, replicas: Array, balanced: Array) -> Array:
+    """Sequences a request sees beside the mean batch: itself, less under least-loaded routing."""
+    return jnp.where(balanced > 0.5, 1.0 / replicas + uneven / batch, 1.0)
 
 
 def most_sequences(pools: Pools, workload: Workload) -> Array:
@@ -184,8 +206,7 @@ def prefix_found(pools: Pools, workload: Workload, session_rate: Array, active_t
         own, pool = own + jnp.where(shared, 0.0, tokens), pool + jnp.where(shared, tokens, 0.0)
     replicas = pools.prefill_replicas
     kept = _kept(workload, own, own * replicas / session_rate)
-    engines = replicas * pools.prefill_workers
-    kept = kept / jnp.where(pools.prefill_scattered > 0.5, engines, 1.0)
+    kept = kept / jnp.where(pools.prefill_scattered > 0.5, replicas, 1.0)
     if not tiers:
         return kept
     everywhere = _kept(workload, own, (own * replicas + pool) / session_rate)
@@ -210,7 +231,7 @@ def _stretch(
     chunks per call)."""
     # Weight traffic and launches are what mates share: as large for a call that lost its prefix, so a smaller part.
     alone_s = pools.resident.first * pools.prefill_ways
-    floor = jnp.clip(1.0 - pools.marginal_s / alone_s, 0.0, 1.0) * pools.resident.first / service_s
+    floor = jnp.clip(1.0 - pools.mate_s / alone_s, 0.0, 1.0) * pools.resident.first / service_s
     mates = jnp.maximum(state.mates / pools.prefill_ranks, 1.0)  # on one rank
     batched = 1.0 - floor * (1.0 - 1.0 / mates)
     left = jnp.maximum(pools.token_budget - state.batch, 0.1 * pools.token_budget)
@@ -250,7 +271,8 @@ def operating_point(
     calls = session_rate * workload.calls_per_session
     kept, local = _kept_by_decode(pools, workload, session_rate, state.batch)
     prefill_rate, decode_rate = calls * (1.0 - local) / pools.prefill_replicas, calls / pools.decode_replicas
-    own = own_load(state.decode_busy, pools.decode_replicas, pools.decode_balanced)
+    uneven = unevenness(state.batch, pools.decode_replicas)
+    own = own_load(state.batch, uneven, pools.decode_replicas, pools.decode_balanced)
     step_s, fixed_s, marginal_s, per_context = _linear_step(pools, llm, seen * state.batch + own, context)
 
     alone, moved = pools.resident.mixed(pools.missed, state.miss), pools.moved
@@ -272,23 +294,28 @@ def operating_point(
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
     encoding = _encode_share(pools, seen * calls, state.miss) + local_share(pools, seen * decode_rate * local)
     slowdown = 1.0 / (1.0 - jnp.minimum(share + encoding, HIGHEST) + chunk_rate * step_s)
-    delay_s, mates, passes = _prefill_bursts(pools, service, seen * prefill_rate, share, step_s, chunk_step_s, steps)
+    met = seen * prefill_rate
+    pause_s = pools.shared * (1.0 - share) * -jnp.expm1(-state.batch) * 0.5 * step_s * pools.decode.yielded
+    part = riding / pools.prefill_ways
+    mate = jnp.minimum(pools.mate_s * part, service.first), pools.mate_s2 * part**2
+    filled = Step(met, service, *mate, state.mates, pools.budget_s * riding, pools.prefill_ways / pools.prefill_ranks)
+    around = burst(filled, prefill_servers(pools), pause_s)
+    delay = _decode_delay(pools, around, service, met, share, step_s, chunk_step_s, steps)
 
     busy = jnp.minimum(decode_rate * steps * slowdown * marginal_s, HIGHEST)
     spread = per_context**2 * workload.decode_context_var / marginal_s
     balanced = pools.decode_balanced > 0.5
     spread = spread / jnp.where(balanced, pools.decode_replicas, 1.0)
-    work = slowdown * (fixed_s + marginal_s * (own + 0.25 * mates) + spread)
-    batch = (decode_rate * steps * work + decode_rate * delay_s) / (1.0 - seen * busy)
+    work = slowdown * (fixed_s + marginal_s * (own + 0.25 * delay.mates) + spread)
+    batch = (decode_rate * steps * work + decode_rate * delay.mean_s) / (1.0 - seen * busy)
     batch = jnp.clip(batch, 1e-3, most_sequences(pools, workload))
     variance = (fixed_s / marginal_s + 1.0) * busy / (1.0 - busy) ** 2
     one = 1.0 / pools.decode_replicas
-    variance = jnp.where(balanced, variance * one + 0.5 * (1.0 - one), variance) * (1.0 + 0.25 * mates)
+    variance = jnp.where(balanced, variance * one + uneven, variance) * (1.0 + 0.25 * delay.mates)
     variance = variance * (1.0 + 0.5 * (workload.arrival_cv2 - 1.0) * one)
 
     active = _active_tokens(pools, workload, batch, prefill_rate, service, moved)
     miss = cache_miss(pools, workload, session_rate, active)
-    per_rank = jnp.maximum(pools.token_budget / workload.resident.mean_tokens, 1.0)
     together, others = _prefill_mates(pools, workload, state, prefill_rate, pass_s, share, step_s, chunk_step_s)
     return OperatingPoint(
         State(batch, miss, busy, together),
@@ -299,7 +326,6 @@ def operating_point(
         stretch,
         riding,
         others,
-        jnp.minimum(others / pools.prefill_ranks, per_rank - 1.0),
         prefill_utilization,
         share,
         encoding,
@@ -310,9 +336,8 @@ def operating_point(
         slowdown,
         seen * batch,
         own,
-        delay_s,
-        passes,
-        mates,
+        around,
+        delay,
         variance,
         chunk_step_s,
         chunk_rate,
@@ -351,37 +376,45 @@ def _encode_share(pools: Pools, calls: Array, miss: Array) -> Array:
 def prefill_servers(pools: Pools) -> Array:
     """Engines that a call's prefill may wait for: all of a balanced pool, else the one that holds its session.
 
-    Routing counts the calls of an engine; in a shared pool most of them decode, which tells little of its prefill.
+    Routing counts the calls of an engine. In a shared pool most of them decode, in a pipeline most are past its first
+    stage: that tells little of its queue.
     """
-    known = jnp.where(pools.shared > 0.5, jnp.sqrt(pools.prefill_replicas), pools.prefill_replicas)
+    depth = pools.prefill_ways / pools.prefill_ranks
+    known = power(pools.prefill_replicas, jnp.where(pools.shared > 0.5, 0.5, 2.0 / (1.0 + depth)))
     return jnp.where(pools.prefill_balanced > 0.5, known, 1.0)
 
 
-def _prefill_bursts(
-    pools: Pools, service: Moments, rate: Array, share: Array, step_s: Array, chunk_step_s: Array, steps: Array
-) -> tuple[Array, Array, Array]:
-    """(decode delay a request suffers from the prefill burst it came in, mates released with it, chunks of the burst)
-    in a shared pool.
+def _decode_delay(
+    pools: Pools,
+    around: Burst,
+    service: Moments,
+    rate: Array,
+    share: Array,
+    step_s: Array,
+    chunk_step_s: Array,
+    steps: Array,
+) -> Delay:
+    """Decode time that a request of a shared pool loses to the prefill burst it came in, and its mates.
 
-    A request starts to decode when its prefill ends; what came meanwhile is still ahead: of what came in its own
-    prefill all, of what came while it waited the part that was not computed in the same step (`BEHIND`, simulated).
-    Prefill first stops it for that time; chunks only slow it, for as long as it lasts.
+    What is left of the burst when a request starts to decode takes a busy period to compute. Prefill first stops it
+    for that time; chunks only slow it, for as long as it lasts.
     """
     idle = 1.0 - share
-    queue_s = 0.5 * rate * service.second / (idle * prefill_servers(pools))
-    first_delay_s = (BEHIND * queue_s + service.first) * share / idle
+    lasts_s = around.left_s / idle
+    lasts_s2 = around.left_s2 / idle**2 + around.left_s * rate * service.second / idle**3
     mates = (share * idle + rate**2 * service.second / prefill_servers(pools)) / idle**2 + 1.0 / idle - 1.0
 
-    gain_s = jnp.maximum(chunk_step_s - step_s, 0.0)
-    passes = jnp.maximum((queue_s + service.first) / idle / chunk_step_s, 1e-6)
-    chunked_delay_s = BEHIND * share * passes * -jnp.expm1(-steps / passes) * gain_s
+    slower = jnp.maximum(1.0 - step_s / chunk_step_s, 0.0)
+    passes = jnp.maximum(lasts_s / chunk_step_s, 1e-6)
+    reached = -jnp.expm1(-steps / passes)
     life_s = steps * step_s / idle
     burst_s = 0.5 * service.second / service.first / idle**2
-    chunked_mates = mates * life_s / (life_s + burst_s) * gain_s / chunk_step_s
     chunked = pools.chunked > 0.5
-    return (
-        pools.shared * jnp.where(chunked, chunked_delay_s, first_delay_s),
-        pools.shared * jnp.where(chunked, chunked_mates, mates),
+    factor = pools.shared * jnp.where(chunked, reached * slower, 1.0)
+    return Delay(
+        factor * lasts_s,
+        factor**2 * lasts_s2,
+        pools.shared * mates * jnp.where(chunked, life_s / (life_s + burst_s) * slower, 1.0),
         pools.chunked * passes,
     )
 

@@ -26,7 +26,15 @@ from breakeven.models.operating_point import (
 from breakeven.models.pools import Prefill, build_pools, request_s
 from breakeven.models.queueing import Wait, autocorrelation_share
 from breakeven.models.retained import Nodes, by_kind, calls_ahead
-from breakeven.models.settle import Closed, closed_with_derivatives, settle, settle_closed, warm, with_derivatives
+from breakeven.models.settle import (
+    SURGE_ITERATIONS,
+    Closed,
+    closed_with_derivatives,
+    settle,
+    settle_closed,
+    warm,
+    with_derivatives,
+)
 from breakeven.models.steps import StepTime
 from breakeven.models.tables import Catalog, Resolved
 from breakeven.models.waits import CallWaits, call_waits
@@ -73,8 +81,8 @@ def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tupl
     else:
         rate, usual = settle_closed(*fixed, lax.stop_gradient(sessions) * one)
     fixed_rate = lax.stop_gradient(rate)
-    surged = settle(*fixed, fixed_rate * _surge(*fixed, fixed_rate), usual)
-    after = settle(*fixed, fixed_rate, surged)
+    surged = settle(*fixed, fixed_rate * _surge(*fixed, fixed_rate), usual, SURGE_ITERATIONS)
+    after = settle(*fixed, fixed_rate, surged, SURGE_ITERATIONS)
     tipped = jnp.abs(after.miss - usual.miss) > 0.05
     state = State(*(jnp.where(tipped, a, b) for a, b in zip(after, usual, strict=True)))
     if sessions is None:
@@ -104,7 +112,7 @@ def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalo
     batch, busy = point.seen_batch, point.state.decode_busy
     steps = jnp.maximum(workload.output_steps, 1.0)
     step = a + b * (batch + own)
-    base = a + (b - per_context * context) * own + per_context * context * (own - 1.0) + 0.3 * b * point.batch_mates
+    base = a + (b - per_context * context) * own + per_context * context * (own - 1.0) + 0.3 * b * point.delay.mates
     base = base[:, None] + per_context[:, None] * workload.output_context
     # A call from another pool waits for the step in progress; one from the same pool starts with a step of its own.
     own_step_s = jnp.where(pools.moves > 0.5, step * pools.decode.yielded, 0.0)[:, None]
@@ -139,10 +147,11 @@ def _stalls(
         rate, left = jnp.where(held > 0.0, rate, local), jnp.where(held[:, None] > 0.0, left, 1.0)
         held = jnp.maximum(held, local)
     probability = jnp.clip(1.0 - left * jnp.exp(-rate[:, None] * steps * token_s), 1e-6, 1.0)
-    passes = point.burst_passes + 1e-6
+    passes = point.delay.passes + 1e-6
     lasts = jnp.expm1(-steps / passes[:, None]) / jnp.expm1(-workload.mean_steps / passes)[:, None]
-    mean = (point.slowdown - 1.0)[:, None] * token_s + point.prefill_delay_s[:, None] * lasts / steps
-    variance = _stall_variance(point, pools, steps)
+    once, once2 = point.delay.mean_s[:, None], point.delay.second_s2[:, None]
+    mean = (point.slowdown - 1.0)[:, None] * token_s + once * lasts / steps
+    variance = _stall_variance(point, pools, steps) + jnp.maximum(once2 - once**2, 0.0) * (lasts / steps) ** 2
     given = mean / probability
     given_variance = jnp.maximum((variance + mean**2) / probability - given**2, 0.02 * given**2)
     return jnp.where(held > 0.0, 1.0, 0.0)[:, None] * probability, given, given_variance
@@ -184,7 +193,7 @@ def _latency(
     first = jnp.sum(weight * prefill_s, -1)
     first2 = jnp.sum(weight * prefill_s**2, -1)
     call_mean = wait.average_s + brief.average_s + first + output
-    first_chunk_s, moving, stall = _first_chunk(token, workload, catalog.engine.first_chunk_steps)
+    first_chunk_s, first_chunk_sd_s, moving, stall = _first_chunk(token, workload, catalog.engine.first_chunk_steps)
     call_variance = (
         wait.variance_s2
         + brief.variance_s2
@@ -197,6 +206,7 @@ def _latency(
         wait=wait,
         brief=brief,
         prefill_s=prefill_s,
+        prefill_spread_s=prefill.spread_s,
         prefill_weight=weight,
         token=token,
         steps=workload.output_steps,
@@ -209,14 +219,15 @@ def _latency(
         call_variance=call_variance,
         # A measured constant may say that the first chunk is held back less than the engine does.
         first_chunk_s=first_chunk_s + jnp.maximum(request_s(resolved, workload, catalog.engine)[1], -first_chunk_s),
+        first_chunk_sd_s=first_chunk_sd_s,
         first_chunk_batch=moving,
         first_chunk_stall=stall,
     )
 
 
-def _first_chunk(token: TokenTime, workload: Workload, most_steps: Array) -> tuple[Array, Wait, Wait]:
-    """(seconds from the first token to the first chunk's arrival, those that move with the batch, what stalls add):
-    of a few steps, or of all there are."""
+def _first_chunk(token: TokenTime, workload: Workload, most_steps: Array) -> tuple[Array, Array, Wait, Wait]:
+    """(seconds from the first token to the first chunk's arrival, their standard deviation over outputs, those that
+    move with the batch, what stalls add): of a few steps, or of all there are."""
     steps = jnp.minimum(workload.output_steps, most_steps)
     weight = workload.output_weight
     base_s = jnp.sum(weight * steps * token.base_s, -1)
@@ -229,7 +240,10 @@ def _first_chunk(token: TokenTime, workload: Workload, most_steps: Array) -> tup
     second = jnp.sum(stalled * steps**2 * (token.stall_variance + token.stall_s**2), -1)
     mean_s = total_s / (probability + 1e-12)  # 0 in a pool of its own; squared, as in derivatives, still a number
     cv2 = second / (probability * mean_s**2 + 1e-18) - 1.0
-    return base_s, moving, Wait(probability, mean_s, jnp.clip(cv2, 0.02, 1e4))
+    few_s = steps * (token.base_s + token.batch_s[:, None])
+    spread = jnp.sum(weight * few_s**2, -1) - jnp.sum(weight * few_s, -1) ** 2
+    sd_s = jnp.sqrt(jnp.maximum(spread, 1e-12))
+    return base_s, sd_s, moving, Wait(probability, mean_s, jnp.clip(cv2, 0.02, 1e4))
 
 
 def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:
@@ -241,8 +255,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         seen = seen * jnp.maximum(1.0 - 1.0 / workload.concurrent_sessions, 0.0)
     point = operating_point(state, pools, workload, catalog.llm, rate, seen)
     miss = state.miss[:, None]
-    missed_weight = jnp.broadcast_to(workload.missed.weight, hit.weight.shape)
-    weight = jnp.concatenate([hit.weight * (1.0 - miss), missed_weight * miss], -1)
+    weight = jnp.concatenate([hit.weight * (1.0 - miss), workload.missed.weight * miss], -1)
 
     if pools.retained is not None:
         ahead = calls_ahead(point.local, workload.calls_per_session)

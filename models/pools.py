@@ -12,6 +12,7 @@ from jax import Array
 from breakeven.models.bundle import Bundle, PrefillTime, bundle, common_divisor, prefill_call
 from breakeven.models.encoder import Encode, encoding
 from breakeven.models.kv_transfer import moved, return_s
+from breakeven.models.llm import LLM
 from breakeven.models.memory import Memory, pool_memory
 from breakeven.models.operating_point import Pools
 from breakeven.models.queueing import Moments
@@ -25,10 +26,11 @@ StageCoefficients = tuple[Coefficients, Coefficients]  # attention, feed-forward
 
 
 class Prefill(NamedTuple):
-    """Prefill of a call, by node; (n, 2 x nodes): first those that find their prefix, then those that lost it."""
+    """Prefill of a call, by node; (n, nodes): first those that find their prefix, then those that lost it."""
 
     latency_s: Array
     transfer_s: Array  # waited for the KV cache, and of images encoded elsewhere also their time there
+    spread_s: Array  # standard deviation of a node's, for its calls' unlike contexts
     terms: StepTime  # of the mean call that finds its prefix, (n,)
 
 
@@ -62,13 +64,14 @@ def _service_moments(nodes: PrefillNodes, latency_s: Array, token_s: Array, pair
     return Moments(*corrected)
 
 
-def _mate(
-    nodes: PrefillNodes, token_s: Array, pair_s: Array, token_budget: Array, encoding_s: Array | float
-) -> Moments:
-    """Moments of the time that one step spends on a prompt beside what it costs anyway: at most a budget of it."""
-    part = jnp.minimum(1.0, token_budget[:, None] / nodes.tokens)
-    taken_s = part * (token_s[:, None] * nodes.tokens + pair_s[:, None] * nodes.pairs + encoding_s)
-    return Moments(*(nodes.mean(taken_s**k) for k in (1, 2, 3)))
+def _mate_s(machine: Bundle, llm: LLM, nodes: PrefillNodes, token_budget: Array) -> Array:
+    """How much longer a step of two mean prompts takes than one of one, seconds: of few tokens more than by their
+    arithmetic, for the experts that only the second hits and near the ridge of the roofline."""
+    prompts = jnp.array([1.0, 2.0])
+    means = nodes.mean_tokens, nodes.mean_pairs, nodes.mean(nodes.context)
+    tokens, pairs, context = (mean[:, None] * prompts for mean in means)
+    one, two = prefill_call(machine, llm, tokens, pairs, context, token_budget).busy_s.T
+    return two - one
 
 
 def _mean_chunks(nodes: PrefillNodes, token_budget: Array) -> Array:
@@ -203,8 +206,11 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         hit_latency_s = hit_latency_s + joined_s[:, :nodes]
         missed_latency_s = missed_latency_s + joined_s[:, nodes:]
     token_s, pair_s, ways = hit_time.token_s, hit_time.pair_s, prefill.ways
-    contexts = jnp.concatenate([hit.context, jnp.broadcast_to(lost.context, hit.context.shape)], axis=-1)
+    lost_context = jnp.broadcast_to(lost.context, (*hit.context.shape[:-1], *lost.context.shape))
+    contexts = jnp.concatenate([hit.context, lost_context], axis=-1)
     transfer, transfer_s = moved(resolved, catalog, contexts, prefill_s, hit.weight)
+    context_sds = jnp.concatenate([hit.context_sd, jnp.broadcast_to(lost.context_sd, lost_context.shape)], axis=-1)
+    spread_s = transfer_s * context_sds / contexts
     marginal = token_s, pair_s
     kept = retained(resolved, workload, catalog, hit, prefill_s[:, :nodes], hit_time.busy_s, marginal, ways, decode)
     shared = _held_share(sharing, hit, hit_time, prefill)
@@ -213,6 +219,11 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     prefill_latency_s = hit.mean(hit_latency_s)
     lost_latency_s = lost.mean(missed_latency_s)
     encoding_s = _encoding_s(encode, hit, prefill)
+    marginal_s = token_s * hit.mean_tokens + pair_s * hit.mean_pairs + hit.mean(encoding_s)
+    x, y, m = token_s * hit.mean_tokens, pair_s * hit.mean_pairs, hit.moments
+    marginal_s2 = x * x * m[2, 0] + 2.0 * x * y * m[1, 1] + y * y * m[0, 2]
+    mate_s = jnp.maximum(_mate_s(prefill, llm, hit, budget) + hit.mean(encoding_s), marginal_s)
+    ranks = jnp.where(prefill.workers > 1.0, 1.0, p.choice.data_parallel)
     recompute_s = lost_latency_s - prefill_latency_s
     if encode is not None:
         recompute_s = recompute_s + encode.lost_mean_s - encode.found_mean_s
@@ -223,8 +234,10 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         missed=_service_moments(lost, lost_time.busy_s, lost_time.token_s, lost_time.pair_s, 1.0 / ways),
         resident_chunks=_mean_chunks(hit, budget),
         missed_chunks=_mean_chunks(lost, budget),
-        marginal_s=token_s * hit.mean_tokens + pair_s * hit.mean_pairs + hit.mean(encoding_s),
-        mate=_mate(hit, token_s, pair_s, budget, encoding_s),
+        marginal_s=marginal_s,
+        mate_s=mate_s,
+        mate_s2=mate_s**2 * jnp.maximum(marginal_s2 / marginal_s**2, 1.0),
+        budget_s=marginal_s / hit.mean_tokens * budget * ranks / ways,
         prefill_latency_s=prefill_latency_s,
         missed_latency_s=lost_latency_s,
         prefill_memory=_bundle_memory(prefill_memory, prefill.workers, workload.shared_prefix_tokens),
@@ -233,7 +246,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         decode_replicas=decode.count,
         prefill_workers=prefill.workers,
         prefill_ways=ways,
-        prefill_ranks=jnp.where(prefill.workers > 1.0, 1.0, p.choice.data_parallel),
+        prefill_ranks=ranks,
         token_budget=budget,
         max_batch=d.choice.max_batch * decode.workers,
         shared=shared,
@@ -254,7 +267,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     if encode is not None:
         transfer_s = transfer_s + (1.0 - encode.joined[:, None]) * encode.seconds + encode.transfer_s
     mean_terms = StepTime(*(hit.mean(term) for term in hit_time.alone))
-    return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, mean_terms), hit
+    return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, spread_s, mean_terms), hit
 
 
 def _encoding_too(time: PrefillTime, encoding_s: Array, machine: Bundle) -> PrefillTime:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from breakeven.models.numerics import TINY, gamma_survival, wait_probability
+from breakeven.models.numerics import TINY, gamma_cdf, gamma_survival, wait_probability
 
 
 class Wait(NamedTuple):
@@ -26,8 +26,11 @@ class Wait(NamedTuple):
 
     def survival(self, x_s: Array) -> Array:
         """P(wait > x) for x >= 0."""
-        shape = jnp.clip(1.0 / jnp.maximum(self.cv2, TINY), 0.05, 3.0)
-        return self.probability * gamma_survival(x_s / (self.mean_s + TINY) * shape, shape)
+        shape = 1.0 / jnp.maximum(self.cv2, TINY)
+        held = jnp.clip(shape, 0.05, 3.0)
+        wide = gamma_survival(x_s / (self.mean_s + TINY) * held, held)
+        narrow = 1.0 - gamma_cdf(x_s, self.mean_s, self.cv2 * jnp.square(self.mean_s))
+        return self.probability * jnp.where(shape > 3.0, narrow, wide)
 
     def exponentials(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         """(share, rate per second) of two exponentials with this mean and, from 1 on, this squared CV (balanced means):
@@ -96,7 +99,14 @@ def add_waits(*waits: Wait) -> Wait:
     given = mean / probability
     second = (variance + mean**2) / probability
     given2 = jnp.maximum(given**2, 1e-24)  # a wait of no length has no spread
-    return Wait(probability, given, jnp.clip(second / given2 - 1.0, 0.02, 1e6))
+    return Wait(probability, given, jnp.clip(second / given2 - 1.0, 1e-4, 1e6))
+
+
+def followed(wait: Wait, other: Wait) -> Wait:
+    """A wait that another one follows, if there is one at all."""
+    given = wait.mean_s + other.average_s
+    variance = wait.cv2 * wait.mean_s**2 + other.variance_s2
+    return Wait(wait.probability, given, variance / jnp.maximum(given**2, 1e-24))
 
 
 def uniform_wait(probability: Array, longest_s: Array) -> Wait:

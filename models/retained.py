@@ -142,7 +142,8 @@ def by_kind(kept: Retained, calls: Nodes, found: Array, ahead: Array) -> Nodes:
     held = found[:, None] * calls.weight
     late_s = (ahead * kept.caught_up_s)[:, None]
     latency_s = calls.latency_s + jnp.concatenate([0.0 * kept.local + late_s, 0.0 * calls.weight[:, nodes:]], -1)
-    partial_s = jnp.concatenate([kept.partial_s, kept.partial_s], -1)
+    lost_s = kept.partial.waited_s[:, None] + 0.0 * calls.weight[:, nodes:]
+    partial_s = jnp.concatenate([kept.partial_s, lost_s], -1)
     return Nodes(
         jnp.concatenate([latency_s, latency_s, kept.local_s], -1),
         jnp.concatenate([calls.transfer_s, partial_s, 0.0 * kept.local_s], -1),

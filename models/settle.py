@@ -1,7 +1,8 @@
 """Solving the fixed point: iteration for an open load, bisection on the rate for a closed population.
 
-Two steps in three go all the way, the third half of it, which takes an oscillation out. Eight leave an error of 1e-6
-in 99 of 100 feasible deployments of the shipped studies; a prefix cache about to tip over settles more slowly.
+Each number goes where the line through its last two steps meets the diagonal (Wegstein 1958, bounded), which takes an
+oscillation out and shortens a slow approach. Six steps leave an error of 1e-4 in 99 of 100 feasible deployments of the
+shipped studies; a prefix cache about to tip over settles more slowly.
 
 The loops themselves are never differentiated. Derivatives are attached to their result (`with_derivatives`),
 implicitly: with x = F(x, p), dx = (I - F_x)^-1 F_p dp.
@@ -15,6 +16,7 @@ from jax import Array, lax
 
 from breakeven.models.llm import LLM
 from breakeven.models.operating_point import (
+    HIGHEST,
     Pools,
     State,
     decode_step_at,
@@ -23,9 +25,11 @@ from breakeven.models.operating_point import (
 from breakeven.models.waits import sessions_in_progress
 from breakeven.models.workload import Workload
 
-ITERATIONS = 8
+ITERATIONS = 6
+SURGE_ITERATIONS = 5  # of a surge and of what follows it: they only have to tell which state is left
 BISECTIONS = 22
 TRIAL_ITERATIONS = 4
+SLOPES = -3.0, 0.5  # of that line; beyond them lines mislead
 
 
 class Closed(NamedTuple):
@@ -42,11 +46,32 @@ def _next(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array,
 def _iterate(
     start: State, iterations: int, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array
 ) -> State:
-    def body(k: Array, state: State) -> State:
-        new, part = _next(state, pools, workload, llm, rate, seen), jnp.where(k % 3 == 2, 0.5, 1.0)
-        return State(*(a + part * (b - a) for a, b in zip(state, new, strict=True)))
+    def following(state: State) -> State:
+        return _next(state, pools, workload, llm, rate, seen)
 
-    return lax.fori_loop(0, iterations, body, start)
+    def body(_: Array, carry: tuple[State, State, State]) -> tuple[State, State, State]:
+        before, after, state = carry
+        new = following(state)
+        return state, new, _bounded(State(*map(_secant, before, after, state, new)))
+
+    first = following(start)
+    return lax.fori_loop(0, iterations - 1, body, (start, first, first))[2]
+
+
+def _secant(before: Array, after: Array, now: Array, new: Array) -> Array:
+    """Where the line through (before, after) and (now, new) meets the diagonal."""
+    moved = now - before
+    known = jnp.abs(moved) > 1e-6 * jnp.abs(now) + 1e-9
+    slope = jnp.clip(jnp.where(known, (new - after) / jnp.where(known, moved, 1.0), 0.0), *SLOPES)
+    return now + (new - now) / (1.0 - slope)
+
+
+def _bounded(state: State) -> State:
+    """The state inside what is possible."""
+    batch, miss, busy, mates = state
+    return State(
+        jnp.maximum(batch, 1e-3), jnp.clip(miss, 0.0, 1.0), jnp.clip(busy, 0.0, HIGHEST), jnp.maximum(mates, 1.0)
+    )
 
 
 def warm(one: Array) -> State:
@@ -81,9 +106,11 @@ def _solve(gain: list[list[Array]], right: State) -> State:
     return State(*values)
 
 
-def settle(pools: Pools, workload: Workload, llm: LLM, session_rate: Array, start: State) -> State:
+def settle(
+    pools: Pools, workload: Workload, llm: LLM, session_rate: Array, start: State, iterations: int | None = None
+) -> State:
     """The fixed point of an open system that the iteration reaches from `start`."""
-    return _iterate(start, ITERATIONS, pools, workload, llm, session_rate, jnp.ones_like(session_rate))
+    return _iterate(start, iterations or ITERATIONS, pools, workload, llm, session_rate, jnp.ones_like(session_rate))
 
 
 def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array) -> Closed:

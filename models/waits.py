@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from breakeven.models.bursts import held_up
 from breakeven.models.closed import by_chance
 from breakeven.models.encoder import encode_busy, encode_load
 from breakeven.models.llm import LLM
@@ -21,7 +22,7 @@ from breakeven.models.operating_point import (
     prefill_servers,
     prefix_found,
 )
-from breakeven.models.queueing import Wait, add_waits, queue_wait, uniform_wait
+from breakeven.models.queueing import Wait, add_waits, followed, queue_wait, uniform_wait
 from breakeven.models.reload import continued_share
 from breakeven.models.workload import Workload
 
@@ -49,7 +50,7 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
     link, link_utilization, departures = _link(point, pools)
     reload, reload_utilization = _reload(point, pools, workload)
     queue = _prefill(point, pools, workload, seen)
-    turn = _pass_in_progress(point, pools)
+    turn = add_waits(_pass_in_progress(point, pools), _held_up(point, pools))
     if pools.retained is not None:  # calls that decode prefills come by none of these
         reload, queue, turn, *link = (_thinned(wait, point.local) for wait in (reload, queue, turn, *link))
         queue = add_waits(queue, _local_queue(point, pools))
@@ -63,7 +64,7 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
         parts = (*parts, *found.waits)
         link_utilization = jnp.maximum(link_utilization, found.link_utilization)
     long = add_waits(*parts)
-    brief = add_waits(*_step_in_progress(point, pools), _mates(point, pools), *link)
+    brief = add_waits(*_step_in_progress(point, pools), point.burst.together.paused, *link)
     return CallWaits(
         long,
         brief,
@@ -86,7 +87,10 @@ def _prefill(point: OperatingPoint, pools: Pools, workload: Workload, seen: Arra
     servers = prefill_servers(pools)
     # A session's burst is spread over its calls, and splitting over replicas thins it further.
     burst = (workload.arrival_cv2 - 1.0) / (workload.calls_per_session * pools.prefill_replicas / servers)
-    return queue_wait(point.prefill_rate * seen, point.service, servers, 1.0 + burst)
+    queue = queue_wait(point.prefill_rate * seen, point.service, servers, 1.0 + burst)
+    cv2 = queue.cv2 + point.burst.even * (1.0 / 3.0 - queue.cv2)
+    alone = queue._replace(mean_s=queue.mean_s * point.burst.shorter, cv2=cv2)
+    return followed(alone, point.burst.together.waited)
 
 
 def _admission(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM) -> Wait:
@@ -167,6 +171,14 @@ def _pass_in_progress(point: OperatingPoint, pools: Pools) -> Wait:
     return Wait(busy * (1.0 - 1.0 / ranks), mean_s, cv2)
 
 
+def _held_up(point: OperatingPoint, pools: Pools) -> Wait:
+    """A call's wait in a pipeline that prefills alone."""
+    depth = pools.prefill_ways / pools.prefill_ranks
+    wait = held_up(jnp.clip(point.prefill_utilization, 0.0, 1.0), point.service, pools.budget_s, depth)
+    alone = (pools.shared <= 0.0) & (pools.prefill_workers <= 1.0)
+    return wait._replace(probability=jnp.where(alone, wait.probability, 0.0))
+
+
 def _reload(point: OperatingPoint, pools: Pools, workload: Workload) -> tuple[Wait, Array]:
     """(wait for a prefix from the tiers below HBM, utilization of the busiest path to one).
 
@@ -208,16 +220,6 @@ def _step_in_progress(point: OperatingPoint, pools: Pools) -> tuple[Wait, Wait]:
     decode = uniform_wait(pools.shared * busy * (1.0 - point.prefill_share), step_s)
     others = pools.chunked * point.prefill_share * (1.0 - 1.0 / pools.prefill_ways)
     return decode, uniform_wait(others, jnp.maximum(point.chunk_step_s, 1e-6))
-
-
-def _mates(point: OperatingPoint, pools: Pools) -> Wait:
-    """Prompts computed together end together: the time of those behind in the same step, compound Poisson; a queue's
-    wait holds those ahead."""
-    others = jnp.maximum(0.5 * point.rank_others, 1e-4)
-    probability = -jnp.expm1(-others)
-    mean = others * pools.mate.first / probability
-    second = (others * pools.mate.second + (others * pools.mate.first) ** 2) / probability
-    return Wait(probability, mean, jnp.clip(second / (mean**2 + TINY) - 1.0, 0.05, 1e3))
 
 
 def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array) -> Array:

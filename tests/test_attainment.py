@@ -129,6 +129,7 @@ def test_without_waiting_or_spread_times_are_steps():
         wait=Wait(zero, zero, one),
         brief=Wait(zero, zero, one),
         prefill_s=one[:, None],
+        prefill_spread_s=zero[:, None],
         prefill_weight=one[:, None],
         token=TokenTime(0.1 * one[:, None], 1e-6 * one, zero[:, None], zero[:, None], zero[:, None], zero[:, None]),
         steps=jnp.array([10.0]),
@@ -140,6 +141,7 @@ def test_without_waiting_or_spread_times_are_steps():
         call_mean_s=2.0 * one,
         call_variance=zero,
         first_chunk_s=zero,
+        first_chunk_sd_s=zero,
         first_chunk_batch=Wait(zero, zero, one),
         first_chunk_stall=Wait(zero, zero, one),
     )

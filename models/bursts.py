@@ -1,0 +1,132 @@
+"""Prompts that share steps with a call's own: those it waits for, those computed in its last step, those left behind.
+
+A step takes what is queued, up to its token budget. So a call waits for the step in progress and then for whole steps
+only, its first token waits for the prompts behind it that fit into its last step, and what is left of them when it
+starts to decode stalls it in a pool that does both.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from breakeven.models.numerics import power
+from breakeven.models.queueing import Moments, Wait
+
+HIGHEST = 0.98
+
+
+class Step(NamedTuple):
+    """How an engine's prefill steps are filled, shapes (n,)."""
+
+    rate: Array  # calls per second
+    service: Moments  # time a call occupies the engine, its share of what mates share included
+    marginal_s: Array  # the part of it that mates do not share, mean
+    marginal_s2: Array  # its second moment
+    mates: Array  # prompts in a step, mean
+    budget_s: Array  # time of a full token budget
+    depth: Array  # pipeline stages, all of which a step passes through: these seconds are those of the first
+
+
+class Joined(NamedTuple):
+    """Time of the prompts behind a call's in its last step, shapes (n,)."""
+
+    waited: Wait  # of a call that waits for others' prefill
+    paused: Wait  # that came during the decode step that it found in progress
+
+
+class Burst(NamedTuple):
+    """What a call finds around it, shapes (n,)."""
+
+    shorter: Array  # its wait, with what it has in common with those before it in its step, over that of one by one
+    even: Array  # share of that wait that is uniform: for steps of a fixed length
+    together: Joined
+    left_s: Array  # prefill still to do of the others when it is done, mean
+    left_s2: Array  # its second moment
+
+
+def _residual_s(step: Step, load: Array) -> Array:
+    r"""Time to the end of a step in progress, of steps that take all that came during the last one.
+
+    A step takes X = f + M seconds, f fixed and M for n prompts of m each, so with load = lambda m
+
+    .. math:: \frac{E[X^2]}{2 E[X]} = \frac{f^2 + 2 f M + M v}{2 X}, \quad
+              v = \frac{E[m^2]}{E[m] (1 - \text{load}^2)} + (n - 1) m \frac{f}{X}.
+
+    With f = 0 it is the 1/(1 + rho)-th part of the work that an arrival finds.
+    """
+    whole_s = step.mates * step.service.first
+    moving_s = step.mates * step.marginal_s
+    fixed_s = jnp.maximum(whole_s - moving_s, 0.0)
+    each_s = step.marginal_s2 / step.marginal_s / (1.0 - load**2)
+    each_s = each_s + (step.mates - 1.0) * step.marginal_s * fixed_s / whole_s
+    return 0.5 * (fixed_s**2 + 2.0 * fixed_s * moving_s + moving_s * each_s) / whole_s
+
+
+def _fitting(step: Step, came: Array) -> Wait:
+    """The part of the prompts behind a call that fits into its last step, where `came` have come on average."""
+    came = came + 1e-6
+    mean = (1.0 + came) * step.marginal_s
+    r = jnp.minimum(step.budget_s / mean, 30.0)
+    none = jnp.exp(-r)
+    fits = jnp.where(r < 0.05, 0.5 * r - r * r / 6.0, 1.0 - (1.0 - none) / (r + 1e-9))
+    fits2 = jnp.where(r < 0.05, r * r / 3.0, 2.0 * (1.0 - (2.0 - none * (2.0 + r)) / (r + 1e-9)))
+    first = mean * fits + 1e-9
+    # A geometric number of prompts is exponential where it is large, one prompt where it is small.
+    spread = 0.5 * (1.0 + (step.marginal_s2 / step.marginal_s**2 - 1.0 + came) / (1.0 + came))
+    second = jnp.minimum(mean * mean * fits2 * spread, first * step.budget_s)
+    return Wait(came / (1.0 + came), first, jnp.clip(second / (first * first) - 1.0, 0.05, 100.0))
+
+
+def burst(step: Step, servers: Array, pause_s: Array) -> Burst:
+    r"""The burst around a call of an engine whose steps it joins.
+
+    With exponential work of mean a ahead and steps of T seconds the share :math:`y = x/(e^x - 1)`, x = T/a, is waited
+    for in whole steps, the rest is computed in the call's own one. So it begins after
+
+    .. math:: D = \rho ((1 - y) r + y a) + \text{pause},
+
+    r the residual of a step. In that time prompts of work A have come, geometric in number: none with probability
+    1/(1 + lambda D), else exponential with mean (1 + lambda D) E[S]. Of these min(A, U T) fit into the last step, U
+    uniform. What came while the call waited, was computed, and meanwhile, and did not fit, is left.
+    """
+    rate, service = step.rate, step.service
+    rho = jnp.clip(rate * service.first, 1e-6, HIGHEST)
+    load = jnp.minimum(rate * step.marginal_s, rho)
+    found_s = 0.5 * service.second / service.first / (1.0 - rho)
+    residual_s = jnp.minimum(_residual_s(step, load), found_s)
+    x = jnp.minimum(step.budget_s / (found_s + 1e-9), 30.0)
+    whole = x / (jnp.expm1(x) + 1e-9)
+    begins_s = (1.0 - whole) * residual_s + whole * found_s
+    shorter = ((1.0 - whole) * residual_s * (1.0 + step.depth * load) + whole * found_s) / found_s
+    one = 1.0 / servers
+    wait_s = rho * found_s * one
+    # Calls go to a busy engine of several only where none is idle.
+    joins = rate * power(rho, jnp.sqrt(2.0 * (servers + 1.0)) - 2.0)
+    waited = _fitting(step, joins * begins_s * (one + (1.0 - one) * (1.0 - rho)))
+    paused = _fitting(step, rate * pause_s)
+    together_s = rho * waited.average_s + paused.average_s
+    done_s = together_s * service.first / step.marginal_s
+    spent_s = wait_s + service.first + pause_s + done_s
+    left_s = jnp.maximum(rho * spent_s - done_s, 0.0)
+    share = left_s / (rho * spent_s)
+    spent_s2 = 2.0 * wait_s**2 + 2.0 * wait_s * service.first + service.second
+    left_s2 = share * rate * spent_s * service.second + (share * rho) ** 2 * spent_s2
+    fixed = jnp.maximum(1.0 - step.marginal_s / service.first, 0.0)
+    together = Joined(*(part._replace(mean_s=step.depth * part.mean_s) for part in (waited, paused)))
+    return Burst(shorter, fixed * (1.0 - whole), together, left_s, left_s2)
+
+
+def held_up(busy: Array, service: Moments, budget_s: Array, depth: Array) -> Wait:
+    """Wait beyond the first of a pipeline's `depth` stages, each `busy` for that share of time by steps of `service`.
+
+    Nothing overtakes: of prompts that follow one another, n waits max(S_j) - S_n at the next stage, wherever a stage
+    is busy. The longest of 1 / (1 - busy) prompts is taken as the one that a point in time falls into, E[S^2] / E[S],
+    and longer as the logarithm of their number, as exponential ones are; at most a full token budget. Alike prompts
+    never wait there.
+    """
+    longer_s = jnp.maximum(service.second / service.first - service.first, 0.0)
+    longer_s = longer_s * (1.0 - jnp.log(jnp.maximum(1.0 - busy, 0.02)))
+    longer_s = jnp.minimum(longer_s, jnp.maximum(budget_s - service.first, 0.0))
+    probability = jnp.where(depth > 1.0, 1.0 - power(1.0 - busy, depth), 0.0)
+    return Wait(probability, (depth - 1.0) * longer_s + 1e-6, jnp.ones_like(longer_s))
