@@ -259,8 +259,13 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
 
     if pools.retained is not None:
         ahead = calls_ahead(point.local, workload.calls_per_session)
-        calls = by_kind(pools.retained, Nodes(prefill.latency_s, prefill.transfer_s, weight), point.kept, ahead)
-        prefill, weight = prefill._replace(latency_s=calls.latency_s, transfer_s=calls.transfer_s), calls.weight
+        calls = by_kind(
+            pools.retained, Nodes(prefill.latency_s, prefill.transfer_s, prefill.spread_s, weight), point.kept, ahead
+        )
+        prefill, weight = (
+            prefill._replace(latency_s=calls.latency_s, transfer_s=calls.transfer_s, spread_s=calls.spread_s),
+            calls.weight,
+        )
 
     waits = call_waits(point, pools, workload, catalog.llm, seen)
     latency = _latency(point, pools, prefill, weight, waits, workload, resolved, catalog)

@@ -131,6 +131,7 @@ class Nodes(NamedTuple):
 
     latency_s: Array
     transfer_s: Array
+    spread_s: Array  # standard deviation of that transfer within a node
     weight: Array
 
 
@@ -147,6 +148,7 @@ def by_kind(kept: Retained, calls: Nodes, found: Array, ahead: Array) -> Nodes:
     return Nodes(
         jnp.concatenate([latency_s, latency_s, kept.local_s], -1),
         jnp.concatenate([calls.transfer_s, partial_s, 0.0 * kept.local_s], -1),
+        jnp.concatenate([calls.spread_s, 0.0 * partial_s, 0.0 * kept.local_s], -1),
         jnp.concatenate(
             [(1.0 - found)[:, None] * calls.weight, held * (1.0 - local), found[:, None] * kept.local_weight], -1
         ),
