@@ -115,3 +115,18 @@ def burst(step: Step, servers: Array, pause_s: Array) -> Burst:
     fixed = jnp.maximum(1.0 - step.marginal_s / service.first, 0.0)
     together = Joined(*(part._replace(mean_s=step.depth * part.mean_s) for part in (waited, paused)))
     return Burst(shorter, fixed * (1.0 - whole), together, left_s, left_s2)
+
+
+def held_up(busy: Array, service: Moments, budget_s: Array, depth: Array) -> Wait:
+    """Wait beyond the first of a pipeline's `depth` stages, each `busy` for that share of time by steps of `service`.
+
+    Nothing overtakes: of prompts that follow one another, n waits max(S_j) - S_n at the next stage, wherever a stage
+    is busy. The longest of 1 / (1 - busy) prompts is taken as the one that a point in time falls into, E[S^2] / E[S],
+    and longer as the logarithm of their number, as exponential ones are; at most a full token budget. Alike prompts
+    never wait there.
+    """
+    longer_s = jnp.maximum(service.second / service.first - service.first, 0.0)
+    longer_s = longer_s * (1.0 - jnp.log(jnp.maximum(1.0 - busy, 0.02)))
+    longer_s = jnp.minimum(longer_s, jnp.maximum(budget_s - service.first, 0.0))
+    probability = jnp.where(depth > 1.0, 1.0 - power(1.0 - busy, depth), 0.0)
+    return Wait(probability, (depth - 1.0) * longer_s + 1e-6, jnp.ones_like(longer_s))

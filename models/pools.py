@@ -69,7 +69,8 @@ def _mate_s(machine: Bundle, llm: LLM, nodes: PrefillNodes, token_budget: Array)
     arithmetic, for the experts that only the second hits and near the ridge of the roofline."""
     prompts = jnp.array([1.0, 2.0])
     means = nodes.mean_tokens, nodes.mean_pairs, nodes.mean(nodes.context)
-    one, two = prefill_call(machine, llm, *(mean[:, None] * prompts for mean in means), token_budget).busy_s.T
+    tokens, pairs, context = (mean[:, None] * prompts for mean in means)
+    one, two = prefill_call(machine, llm, tokens, pairs, context, token_budget).busy_s.T
     return two - one
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from breakeven.models.bursts import held_up
 from breakeven.models.closed import by_chance
 from breakeven.models.encoder import encode_busy, encode_load
 from breakeven.models.llm import LLM
@@ -49,7 +50,7 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
     link, link_utilization, departures = _link(point, pools)
     reload, reload_utilization = _reload(point, pools, workload)
     queue = _prefill(point, pools, workload, seen)
-    turn = _pass_in_progress(point, pools)
+    turn = add_waits(_pass_in_progress(point, pools), _held_up(point, pools))
     if pools.retained is not None:  # calls that decode prefills come by none of these
         reload, queue, turn, *link = (_thinned(wait, point.local) for wait in (reload, queue, turn, *link))
         queue = add_waits(queue, _local_queue(point, pools))
@@ -168,6 +169,14 @@ def _pass_in_progress(point: OperatingPoint, pools: Pools) -> Wait:
     second = stage.third / (3.0 * stage.first + TINY)
     cv2 = jnp.maximum(second / (mean_s**2 + TINY) - 1.0, 0.3)
     return Wait(busy * (1.0 - 1.0 / ranks), mean_s, cv2)
+
+
+def _held_up(point: OperatingPoint, pools: Pools) -> Wait:
+    """A call's wait in a pipeline that prefills alone."""
+    depth = pools.prefill_ways / pools.prefill_ranks
+    wait = held_up(jnp.clip(point.prefill_utilization, 0.0, 1.0), point.service, pools.budget_s, depth)
+    alone = (pools.shared <= 0.0) & (pools.prefill_workers <= 1.0)
+    return wait._replace(probability=jnp.where(alone, wait.probability, 0.0))
 
 
 def _reload(point: OperatingPoint, pools: Pools, workload: Workload) -> tuple[Wait, Array]:

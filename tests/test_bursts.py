@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from breakeven.models.bursts import Burst, Step, burst
+from breakeven.models.bursts import Burst, Step, burst, held_up
 from breakeven.models.operating_point import own_load, unevenness
 from breakeven.models.queueing import Moments, queue_wait
 
@@ -115,3 +115,26 @@ def test_a_call_that_meets_no_other_finds_nothing_around_it():
     around = found(step(0.0, 2.0))
     assert np.isfinite(jnp.array([*around.together.waited, around.shorter, around.even])).all()
     assert float(around.left_s) < 1e-5 and float(around.left_s2) < 1e-4
+
+
+def second_stage_wait_s(rate: float, calls: int = 60_000) -> float:
+    """Mean wait at the second of two stages, in both of which a prompt takes the same exponential second."""
+    rng = np.random.default_rng(3)
+    first = second = waited = 0.0
+    for came, work in zip(np.cumsum(rng.exponential(1.0 / rate, calls)), rng.exponential(1.0, calls), strict=True):
+        first = max(first, came) + work
+        waited += max(second - first, 0.0)
+        second = max(second, first) + work
+    return waited / calls
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
+def test_in_a_pipeline_calls_wait_for_longer_ones_before_them(rate):
+    """Within a fifth of what is played; alike prompts and a single stage make nobody wait."""
+    exponential, alike = (Moments(*(jnp.array(x) for x in m)) for m in ((1.0, 2.0, 6.0), (1.0, 1.0, 1.0)))
+    busy, far = jnp.array(rate), jnp.array(1e6)
+    assert float(held_up(busy, exponential, far, 2.0 * ONE).average_s) == pytest.approx(
+        second_stage_wait_s(rate), rel=0.2
+    )
+    assert float(held_up(busy, exponential, far, ONE).probability) == 0.0
+    assert float(held_up(busy, alike, far, 2.0 * ONE).average_s) < 1e-5
