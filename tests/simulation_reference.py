@@ -197,7 +197,8 @@ class Reference:
         held = [float(self.calls[c].prompt) + self.written[c] + e.running[c] for c in decoding]
         n = len(decoding) + tokens
         hit = -math.expm1(n * speed.log_expert_miss)
-        time_s = speed.step + (speed.collective_token + speed.permute_token) * n + speed.collective_root * n**0.5
+        time_s = speed.step + (speed.activation_token + speed.permute_token) * n
+        time_s += speed.collective + speed.collective_token * n + speed.collective_root * n**0.5
         time_s += speed.sequence * (len(decoding) + len(ending))
         time_s += roofline(speed.attention_weight, speed.attention_token * n)
         time_s += roofline(speed.ffn_weight, speed.ffn_token * n)

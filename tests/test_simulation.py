@@ -27,7 +27,9 @@ SPEED = Speed(
     expert_token=1e-5,
     permute_token=3e-6,
     log_expert_miss=float(np.log1p(-0.05)),
-    collective_token=2e-6,
+    activation_token=1e-6,
+    collective=0.0,
+    collective_token=1e-6,
     collective_root=1e-5,
     sequence=3e-5,
     context=1e-7,
@@ -215,7 +217,7 @@ def single(service: np.ndarray, arrival: np.ndarray) -> Traffic:
     return Traffic(calls, rows, np.arange(n), np.arange(0), n)
 
 
-ONE_TOKEN_A_SECOND = Speed(*[0.0] * 20, depth=1)._replace(query=1.0, ranks=1.0, sparse_topk=1e12)
+ONE_TOKEN_A_SECOND = Speed(*[0.0] * 22, depth=1)._replace(query=1.0, ranks=1.0, sparse_topk=1e12)
 
 
 @pytest.mark.parametrize(("law", "cv2"), [("deterministic", 0.0), ("exponential", 1.0)])

@@ -28,19 +28,28 @@ def study(rate: float = 0.05, slo: dict[str, Any] | None = None, **space: Any) -
         "weights": "fp8",
         "kv": "fp8",
     }
-    own = {key: space.pop(key) for key in ("llm", "workload") if key in space}
+    own = {key: space.pop(key) for key in ("llm", "workload", "engine") if key in space}
     data = {"name": "t", "llm": "llama-3.1-70b", "workload": "coding-agent", **own}
     data |= {"load": {"sessions_per_second": rate}, "slo": slo or {"ttft_s": 2.0, "tpot_s": 0.02, "target": 0.9}}
     return Study.parse({**data, "space": choices | space}, "test")
 
 
 @pytest.mark.parametrize(
-    ("llm", "depth", "ranks"),
-    [("llama-3.1-70b", 1, 1), ("deepseek-v3", 2, 1), ("gpt-oss-120b", 2, 1), ("deepseek-v3", 1, 8)],
+    ("llm", "depth", "ranks", "parts"),
+    [
+        ("llama-3.1-70b", 1, 1, 1),
+        ("deepseek-v3", 2, 1, 1),
+        ("gpt-oss-120b", 2, 1, 1),
+        ("deepseek-v3", 1, 8, 1),
+        ("deepseek-v3", 1, 8, 2),
+    ],
 )
-def test_step_times_are_those_of_the_model(llm: str, depth: int, ranks: int) -> None:
+def test_step_times_are_those_of_the_model(llm: str, depth: int, ranks: int, parts: int) -> None:
     """A decode step and a prefill that fits one chunk take the seconds that the model's own functions give."""
-    space = {"data_parallel": ranks, "expert_parallel": True} if ranks > 1 else {}
+    space: dict[str, Any] = {"data_parallel": ranks, "expert_parallel": True} if ranks > 1 else {}
+    if parts > 1:
+        space["engine"] = {"like": "sglang", "overlapped_batches": parts}
+    overlapped = jnp.full(1, float(parts)) if parts > 1 else None
     tensor = 1 if ranks > 1 else 8
     made = study(llm=llm, topologies="colocated", pipeline_parallel=depth, tensor_parallel=tensor, **space)
     resolved = resolve(made.space.deployment(np.array([0])), made.catalog)
@@ -51,7 +60,7 @@ def test_step_times_are_those_of_the_model(llm: str, depth: int, ranks: int) -> 
         simulated = decode_s(speed, n, n * context, n * min(context, speed.sparse_topk))
         one, p, d, b, c = (jnp.array([float(x)]) for x in (1.0, depth, ranks, batch, context))
         attention, ffn = found.decode
-        expected = decode_step(Bundle(attention, ffn, one, p, d, None), made.catalog.llm, b, c).total_s[0]
+        expected = decode_step(Bundle(attention, ffn, one, p, d, None, overlapped), made.catalog.llm, b, c).total_s[0]
         assert simulated == pytest.approx(float(expected), rel=1e-4)
     for tokens, context in ((50.0, 5_000.0), (4_000.0, 4_000.0)):
         pairs = tokens * (context - 0.5 * tokens)
@@ -59,15 +68,19 @@ def test_step_times_are_those_of_the_model(llm: str, depth: int, ranks: int) -> 
         simulated = mixed_s(speed, 0.0, 0.0, 0.0, tokens, pairs, selected, context, 1, 1.0)
         u, q, c = (jnp.array([[x]]) for x in (tokens, pairs, context))
         attention, ffn = found.prefill
-        whole = Bundle(attention, ffn, jnp.ones(1), jnp.ones(1), jnp.ones(1), None)
+        whole = Bundle(attention, ffn, jnp.ones(1), jnp.ones(1), jnp.ones(1), None, overlapped)
         expected = prefill_call(whole, made.catalog.llm, u, q, c, jnp.array([8192.0])).alone.total_s[0, 0]
         assert simulated == pytest.approx(float(expected), rel=1e-4)
         # as many such prompts as there are data-parallel ranks, one on each
         share, n = 1.0 / ranks, float(ranks)
         simulated = mixed_s(speed, 0.0, 0.0, 0.0, n * tokens, n * pairs, n * selected, n * context, ranks, share)
-        every = Bundle(attention, ffn, jnp.ones(1), jnp.ones(1), jnp.full(1, n), None)
+        every = Bundle(attention, ffn, jnp.ones(1), jnp.ones(1), jnp.full(1, n), None, overlapped)
         expected = prefill_call(every, made.catalog.llm, u, q, c, jnp.array([8192.0])).busy_s[0, 0]
         assert simulated == pytest.approx(float(expected), rel=1e-4)
+        whole_s = mixed_s(
+            speed._replace(parts=1.0), 0.0, 0.0, 0.0, n * tokens, n * pairs, n * selected, n * context, ranks, share
+        )
+        assert simulated < whole_s if parts > 1 and tokens > 1_000.0 else simulated == whole_s
 
 
 def test_step_times_of_sides_apart_are_those_of_the_model() -> None:

@@ -578,11 +578,18 @@ def _enters(plan: Plan, s: State, r: int, c: int) -> bool:
 
 @compiled
 def _decode_s(plan: Plan, s: State, r: int) -> float:
-    """A step of an engine's whole batch: as long as a micro-batch takes through all stages of its pipeline."""
-    engine, share = s.engines[r], 1.0 / plan.decode.depth
+    """A step of an engine's whole batch."""
+    engine = s.engines[r]
+    return _decode_step_s(plan, engine.batch, engine.context, engine.selected)
+
+
+@compiled
+def _decode_step_s(plan: Plan, batch: int, context: float, selected: float) -> float:
+    """A step of `batch` sequences: as long as a micro-batch takes through all stages of its pipeline."""
+    share = 1.0 / plan.decode.depth
     if plan.decode_split.apart:
-        return apart_decode_s(plan.decode_split, float(engine.batch), engine.context, engine.selected)
-    return decode_s(plan.decode, share * engine.batch, share * engine.context, share * engine.selected)
+        return apart_decode_s(plan.decode_split, float(batch), context, selected)
+    return decode_s(plan.decode, share * batch, share * context, share * selected)
 
 
 @compiled
@@ -616,9 +623,9 @@ def _start_decode(plan: Plan, s: State, r: int, now: float) -> None:
     engine.tokens, engine.step_s = 0.0, _decode_s(plan, s, r)
     growth = (speed.context * engine.batch + speed.selected_context * engine.growing) / (speed.ranks * speed.depth)
     growth *= (1.0 + speed.drafts * speed.weights_share) / speed.yielded
-    if plan.decode_split.apart:
-        longer = engine.context + engine.batch, engine.selected + engine.growing
-        growth = apart_decode_s(plan.decode_split, float(engine.batch), *longer) - engine.step_s
+    if plan.decode_split.apart or speed.parts > 1.0:  # what a longer context costs depends on what is busiest
+        growth = _decode_step_s(plan, engine.batch, engine.context + engine.batch, engine.selected + engine.growing)
+        growth -= engine.step_s
     steps = s.keys[r, 0].step - engine.steps
     if plan.preempts:
         free = engine.capacity - engine.reserved - plan.shared_prefix - s.caches[0, r].idle + resumable(s, r)

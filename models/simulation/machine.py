@@ -97,18 +97,24 @@ def _number(leaf: Any, i: int) -> float:
 
 
 def _speed(
-    stages: tuple[Any, ...], ranks: float, depth: float, catalog: Catalog, i: int, way: Speculations | None = None
+    stages: tuple[Any, ...],
+    ranks: float,
+    depth: float,
+    catalog: Catalog,
+    i: int,
+    way: Speculations | None = None,
+    parts: float = 1.0,
 ) -> Speed:
-    """Stages on one engine: both sides, or one of them; parts that none of them has are 0."""
+    """Stages on one engine: both sides, or one of them; coefficients that none of them has are 0."""
 
     def of(name: str) -> float:
-        parts = [getattr(stage, name) for stage in stages]
-        return sum(_number(part, i) for part in parts if part is not None)
+        found = [getattr(stage, name) for stage in stages]
+        return sum(_number(part, i) for part in found if part is not None)
 
     llm = catalog.llm
     share = min(_number(llm.experts_active, 0) / max(_number(llm.experts, 0), 1.0), 0.999999)
     return Speed(
-        step=of("step_s") + of("collective_s"),
+        step=of("step_s"),
         attention_weight=of("projection_s"),
         attention_token=of("projection_token_s"),
         ffn_weight=of("weight_s"),
@@ -117,7 +123,9 @@ def _speed(
         expert_token=of("expert_token_s"),
         permute_token=of("permute_token_s"),
         log_expert_miss=float(np.log1p(-share)),
-        collective_token=of("collective_token_s") + of("activation_token_s"),
+        activation_token=of("activation_token_s"),
+        collective=of("collective_s"),
+        collective_token=of("collective_token_s"),
         collective_root=of("collective_root_s"),
         sequence=of("sequence_s") / ranks,
         context=of("context_s"),
@@ -130,6 +138,7 @@ def _speed(
         ranks=ranks,
         depth=round(depth),
         ring=of("ring_context_s"),
+        parts=parts,
         **{} if way is None else {name: _number(getattr(way, name), i) for name in DRAFTING},
     )
 
@@ -141,7 +150,8 @@ def _phase(machine: Bundle, choice: Stage, catalog: Catalog, i: int) -> tuple[Sp
     sides = machine.attention, machine.ffn
     split, way = machine.split, machine.speculation
     if split is None or _number(split.apart, i) < 0.5:
-        return _speed(sides, ranks, depth, catalog, i, way), SplitPlan(False)
+        parts = 1.0 if machine.overlapped is None else _number(machine.overlapped, i)
+        return _speed(sides, ranks, depth, catalog, i, way, parts), SplitPlan(False)
     ways = _number(machine.ways, i)
     ffn_ranks = _number(split.ffn_ranks, i)
     plan = SplitPlan(

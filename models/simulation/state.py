@@ -24,7 +24,7 @@ MISSED, HIT, OPENING, READ = 0, 1, 2, 3  # what a call found of its prefix; OPEN
 class Speed(NamedTuple):
     """Coefficients of one engine's step (`breakeven.models.steps`), seconds, and what they depend on."""
 
-    step: float
+    step: float  # launches
     attention_weight: float
     attention_token: float
     ffn_weight: float
@@ -33,7 +33,9 @@ class Speed(NamedTuple):
     expert_token: float
     permute_token: float
     log_expert_miss: float  # ln(1 - active / experts)
-    collective_token: float  # activations included
+    activation_token: float
+    collective: float
+    collective_token: float
     collective_root: float
     sequence: float
     context: float
@@ -50,9 +52,10 @@ class Speed(NamedTuple):
     yielded: float = 1.0
     layers_share: float = 0.0
     weights_share: float = 0.0
+    parts: float = 1.0  # of a step, computed while the collectives of another run (two-batch overlap)
 
 
-NO_SPEED = Speed(*[0.0] * 18, 1.0, 1.0, 1)  # type: ignore[call-arg]
+NO_SPEED = Speed(*[0.0] * 20, 1.0, 1.0, 1)  # type: ignore[call-arg]
 
 
 class SplitPlan(NamedTuple):

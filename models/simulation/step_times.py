@@ -21,7 +21,7 @@ def _smooth_max(a: float, b: float) -> float:
 
 @compiled
 def _products_s(speed: Speed, rank_tokens: float, tokens: float) -> float:
-    """Launches, matrix products, experts and collectives of a step; `rank_tokens` of them on the busiest rank."""
+    """Launches, matrix products, experts and activations of a step; `rank_tokens` of them on the busiest rank."""
     hit = -expm1(tokens * speed.log_expert_miss)
     return (
         speed.step
@@ -29,8 +29,32 @@ def _products_s(speed: Speed, rank_tokens: float, tokens: float) -> float:
         + _smooth_max(speed.ffn_weight, speed.ffn_token * rank_tokens)
         + _smooth_max(speed.expert * hit, speed.expert_token * tokens)
         + speed.permute_token * tokens
-        + speed.collective_token * rank_tokens
-        + speed.collective_root * sqrt(rank_tokens)
+        + speed.activation_token * rank_tokens
+    )
+
+
+@compiled
+def _collectives_s(speed: Speed, rank_tokens: float) -> float:
+    """All-reduce and all-to-all of a step."""
+    return speed.collective + speed.collective_token * rank_tokens + speed.collective_root * sqrt(rank_tokens)
+
+
+@compiled
+def _decode_parts_s(speed: Speed, batch: float, beside: float) -> tuple[float, float]:
+    """(computed, in collectives) of a decode step of `batch` sequences that takes `beside` for attention and
+    sequences; a token's share of both where steps yield several."""
+    computed = _products_s(speed, batch / speed.ranks, batch) + beside
+    exchanged = _collectives_s(speed, batch / speed.ranks)
+    if speed.drafts <= 0.0:
+        return computed, exchanged
+    fed, further = batch * (1.0 + speed.drafts), speed.layers_share - speed.weights_share
+    drafted = speed.weights_share * computed + further * speed.step
+    drafted_exchange = speed.weights_share * exchanged + further * speed.collective
+    verified = _products_s(speed, fed / speed.ranks, fed) + beside
+    verified_exchange = _collectives_s(speed, fed / speed.ranks)
+    return (
+        (verified + speed.drafts * drafted) / speed.yielded,
+        (verified_exchange + speed.drafts * drafted_exchange) / speed.yielded,
     )
 
 
@@ -39,16 +63,17 @@ def decode_s(speed: Speed, batch: float, context: float, selected: float) -> flo
     """One decode step of `batch` sequences that hold `context` tokens together, of which they attend to `selected`; a
     token's share of it where steps yield several.
 
-    In a pipeline it is one micro-batch that passes through all stages.
+    In a pipeline it is one micro-batch that passes through all stages. Parts of a step hide their collectives behind
+    one another where that is faster (`breakeven.models.steps.overlapped`).
     """
     attention = (speed.context * context + speed.selected_context * selected) / speed.ranks
     beside = speed.sequence * batch + attention
-    plain = _products_s(speed, batch / speed.ranks, batch) + beside
-    if speed.drafts <= 0.0:
-        return plain
-    fed = batch * (1.0 + speed.drafts)
-    draft = speed.weights_share * plain + (speed.layers_share - speed.weights_share) * speed.step
-    return (_products_s(speed, fed / speed.ranks, fed) + beside + speed.drafts * draft) / speed.yielded
+    computed, exchanged = _decode_parts_s(speed, batch, beside)
+    whole = computed + exchanged
+    if speed.parts <= 1.0:
+        return whole
+    computed, exchanged = _decode_parts_s(speed, batch / speed.parts, beside / speed.parts)
+    return min(whole, speed.parts * max(computed, exchanged))
 
 
 @compiled
@@ -68,12 +93,19 @@ def mixed_s(
 
     `done` prompts are completed by it; `share` of the prefill falls on the busiest data-parallel rank.
     """
-    prefill = share * (speed.pair * pairs + speed.selected_pair * selected_pairs + speed.prefill_context * read)
-    prefill += share * speed.query * tokens
-    attention = (speed.context * context + speed.selected_context * selected) / speed.ranks
-    attention += max(prefill, share * speed.ring * read)
-    products = _products_s(speed, batch / speed.ranks + share * tokens, batch + tokens)
-    return products + speed.sequence * (batch + speed.ranks * share * done) + attention
+    scores = share * (speed.pair * pairs + speed.selected_pair * selected_pairs + speed.query * tokens)
+    cached, ring = share * speed.prefill_context * read, share * speed.ring * read
+    decode = (speed.context * context + speed.selected_context * selected) / speed.ranks
+    beside = speed.sequence * (batch + speed.ranks * share * done) + decode
+    rank_tokens, every = batch / speed.ranks + share * tokens, batch + tokens
+    whole = _products_s(speed, rank_tokens, every) + max(scores + cached, ring) + beside
+    whole += _collectives_s(speed, rank_tokens)
+    if speed.parts <= 1.0:
+        return whole
+    m = speed.parts  # each of them reads the weights and the cache before the chunk
+    attention = scores + m * cached
+    exchanged = m * _collectives_s(speed, rank_tokens / m) + max(m * ring - attention, 0.0)
+    return min(whole, max(m * _products_s(speed, rank_tokens / m, every / m) + attention + beside, exchanged))
 
 
 @compiled
