@@ -23,8 +23,9 @@ class InputError(ValueError):
 
 
 def _short(value: object, length: int = 80) -> str:
+    """The value in at most `length` characters: its middle is left out, for a path is known by its end."""
     text = repr(value).replace("\n", " ")
-    return text if len(text) <= length else text[: length - 1] + "…"
+    return text if len(text) <= length else f"{text[: length // 3]}…{text[-(length - length // 3 - 1) :]}"
 
 
 def pick(field: str, value: object, choices: Iterable[str], shown: int = 12) -> str:
