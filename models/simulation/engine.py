@@ -84,8 +84,8 @@ def _account(plan: Plan, s: State, r: int, now: float) -> None:
 
 
 @compiled
-def _finish_pass(plan: Plan, s: State, r: int, now: float) -> None:
-    """An engine's pass is done: prompts are complete, tokens are out, calls leave, others join."""
+def _finish_pass(plan: Plan, s: State, r: int, now: float) -> int:
+    """An engine's pass is done: tokens are out. Returns the first call whose prompt it completed, -1 for none."""
     engine = s.engines[r]
     _account(plan, s, r, now)
     engine.busy = False
@@ -96,21 +96,8 @@ def _finish_pass(plan: Plan, s: State, r: int, now: float) -> None:
         engine.reserved += (engine.ahead - 1) * engine.decoding
         make_room(plan, s, r)
     engine.ahead = 0
-    if engine.done >= 0:
-        _all_prefilled(plan, s, r, engine.done, now)
-        engine.done = -1
-    _retire(plan, s, r, now)
-    if not engine.prefills:
-        _admit_waiting(plan, s, r, now)
-
-
-@compiled
-def _all_prefilled(plan: Plan, s: State, r: int, first: int, now: float) -> None:
-    c = first
-    while c >= 0:
-        after = s.calls[c].next
-        _prefilled(plan, s, r, c, now)
-        c = after
+    complete, engine.done = engine.done, -1
+    return complete
 
 
 @compiled
@@ -156,7 +143,6 @@ def _transferred(plan: Plan, s: State, c: int, now: float) -> int:
     s.engines[r].load += 1
     enqueue(s, r, c)
     cut_pass(s, r, now)
-    _admit_waiting(plan, s, r, now)
     return r
 
 
@@ -174,17 +160,19 @@ def _admit_waiting(plan: Plan, s: State, r: int, now: float) -> None:
 
 @compiled
 def _take(plan: Plan, s: State, kind: int, index: int, now: float) -> None:
-    """Let one event happen."""
-    r = index
+    """Let one event happen, and start what engines can do then.
+
+    Each of the larger functions is called from one place: what is compiled in twice takes twice as long to compile.
+    """
+    r, roomier, complete = index, -1, -1
     if kind == PASS:
-        _finish_pass(plan, s, r, now)
+        complete = _finish_pass(plan, s, r, now)
     elif kind == PREFILLED:
-        r = s.calls[index].prefill_engine
+        r, complete = s.calls[index].prefill_engine, index
         cut_pass(s, r, now)
-        _all_prefilled(plan, s, r, index, now)
     elif kind == TRANSFERRED:
+        roomier = s.calls[index].prefill_engine  # its cache has room again
         r = _transferred(plan, s, index, now)
-        start_pass(plan, s, s.calls[index].prefill_engine, now)  # its cache has room again
     elif kind == RELOADED:
         r = s.calls[index].prefill_engine
         wait_for_prefill(plan, s, index, now)
@@ -193,7 +181,17 @@ def _take(plan: Plan, s: State, kind: int, index: int, now: float) -> None:
         find_prefix(plan, s, index, now)
     else:
         r = arrive(plan, s, index, now)
-    start_pass(plan, s, r, now)
+    while complete >= 0:
+        after = s.calls[complete].next
+        _prefilled(plan, s, r, complete, now)
+        complete = after
+    if kind == PASS:
+        _retire(plan, s, r, now)
+    if kind == TRANSFERRED or (kind == PASS and not s.engines[r].prefills):
+        _admit_waiting(plan, s, r, now)
+    for e in (roomier, r):
+        if e >= 0:
+            start_pass(plan, s, e, now)
 
 
 def _stamped(stamp: str) -> Any:
