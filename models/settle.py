@@ -26,7 +26,8 @@ from breakeven.models.waits import sessions_in_progress
 from breakeven.models.workload import Workload
 
 ITERATIONS = 6
-SURGE_ITERATIONS = 5  # of a surge and of what follows it: they only have to tell which state is left
+SURGE_ITERATIONS = 5  # of a surge, which only has to push
+AFTER_ITERATIONS = 8  # of what follows it, from further away
 BISECTIONS = 22
 TRIAL_ITERATIONS = 4
 SLOPES = -3.0, 0.5  # of that line; beyond them lines mislead

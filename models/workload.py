@@ -24,7 +24,6 @@ Encoded = tuple[Floats, Floats]  # images of each call, probability of any
 Leaf = Array  # on the host: read-only numpy arrays in 32 bit
 
 PREFILL_NODES, OUTPUT_NODES, CALL_NODES, CACHE_POINTS = 16, 8, 16, 64
-MISSED_NODES = 8  # of the few calls that lost their prefix
 LEAST_SESSIONS = 1000  # the finest bin holds 0.23 % of them
 TAIL, TAIL_RATIO = 0.2, 0.6  # share of the samples in the finer bins, and their successive ratio
 
@@ -34,8 +33,8 @@ TAIL, TAIL_RATIO = 0.2, 0.6  # share of the samples in the finer bins, and their
 class PrefillNodes:
     """u tokens to prefill at the end of a prompt of ctx tokens: q = u (ctx - u/2) query-key pairs.
 
-    Nodes are means over bins of rising u, shape (16,), or (8,) of calls that lost their prefix. Moments are raw and of
-    scaled variables, moments[i, j] = E[(u / mean_tokens)^i (q / mean_pairs)^j] for i + j <= 3, from all the samples.
+    Nodes are means over bins of rising u, shape (16,). Moments are raw and of scaled variables,
+    moments[i, j] = E[(u / mean_tokens)^i (q / mean_pairs)^j] for i + j <= 3, from all the samples.
     """
 
     weight: Leaf  # the same for every prefill of a workload
@@ -214,7 +213,7 @@ def _of_sessions(
         session_weight=_leaf(_weights(session_bins)),
         resident=prefill_nodes(new_tokens("resident_tokens"), prompt, found),
         recomputed=prefill_nodes(new_tokens("recomputed_tokens"), prompt, found),
-        missed=prefill_nodes(of_all("missed_tokens"), prompt, held, MISSED_NODES),
+        missed=prefill_nodes(of_all("missed_tokens"), prompt, held),
         output_weight=_leaf(_weights(output_bins)),
         output_steps=_leaf(_bin_means(steps, output_bins)),
         output_inverse=_leaf(_bin_means(1.0 / np.maximum(steps, 1.0), output_bins)),
@@ -324,12 +323,10 @@ def _weighted(values: Floats, weights: Floats) -> tuple[float, float]:
     return mean, float(np.average(np.square(values - mean), weights=even))
 
 
-def prefill_nodes(
-    tokens: Floats, context: Floats, encoded: Encoded | None = None, nodes: int = PREFILL_NODES
-) -> PrefillNodes:
+def prefill_nodes(tokens: Floats, context: Floats, encoded: Encoded | None = None) -> PrefillNodes:
     """Nodes and moments of prefilling the last `tokens` of each `context`, with its images to encode."""
     pairs = tokens * (context - 0.5 * tokens)
-    parts, u, q = bins(tokens, nodes), tokens / tokens.mean(), pairs / pairs.mean()
+    parts, u, q = bins(tokens, PREFILL_NODES), tokens / tokens.mean(), pairs / pairs.mean()
     of_context = _bin_moments(context, parts)
     moments, of_q = np.zeros((4, 4)), [np.ones_like(q), q, q * q, q * q * q]
     for i, of_u in enumerate((np.ones_like(u), u, u * u, u * u * u)):

@@ -32,7 +32,7 @@ def test_leaves_are_finite_32_bit_arrays(built):
 def test_weights_sum_to_one(built):
     w, _ = built
     nodes = (w.session_weight, w.output_weight, w.resident.weight, w.recomputed.weight, w.missed.weight)
-    for weight, size in zip(nodes, (16, 8, 16, 16, 8), strict=True):
+    for weight, size in zip(nodes, (16, 8, 16, 16, 16), strict=True):
         assert weight.shape == (size,) and np.sum(weight) == pytest.approx(1.0, abs=1e-5)
 
 
