@@ -97,6 +97,11 @@ def _select(split: Array, shared: PrefillNodes, apart: PrefillNodes) -> PrefillN
     return dataclasses.replace(chosen, weight=shared.weight, moments=jnp.moveaxis(chosen.moments, 0, -1))
 
 
+def _both(hit: Array, lost: Array) -> Array:
+    """Nodes of calls that find their prefix, (n, nodes), then those of calls that lost it, (nodes,)."""
+    return jnp.concatenate([hit, jnp.broadcast_to(lost, (*hit.shape[:-1], *lost.shape))], -1)
+
+
 class Sharing(NamedTuple):
     """Which pools the phases share, booleans of shape (n,)."""
 
@@ -206,10 +211,8 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         hit_latency_s = hit_latency_s + joined_s[:, :nodes]
         missed_latency_s = missed_latency_s + joined_s[:, nodes:]
     token_s, pair_s, ways = hit_time.token_s, hit_time.pair_s, prefill.ways
-    lost_context = jnp.broadcast_to(lost.context, (*hit.context.shape[:-1], *lost.context.shape))
-    contexts = jnp.concatenate([hit.context, lost_context], axis=-1)
+    contexts, context_sds = _both(hit.context, lost.context), _both(hit.context_sd, lost.context_sd)
     transfer, transfer_s = moved(resolved, catalog, contexts, prefill_s, hit.weight)
-    context_sds = jnp.concatenate([hit.context_sd, jnp.broadcast_to(lost.context_sd, lost_context.shape)], axis=-1)
     spread_s = transfer_s * context_sds / contexts
     marginal = token_s, pair_s
     kept = retained(resolved, workload, catalog, hit, prefill_s[:, :nodes], hit_time.busy_s, marginal, ways, decode)
