@@ -12,15 +12,14 @@ ROUNDS = 100
 
 
 def polish(task: Task, structures: Structures, found: Found, seconds: float = np.inf) -> int:
-    """Merge neighbours of the front and of the best of each topology into `found`; returns the rounds it took.
+    """Merge neighbours of the fronts and of the best of each topology into `found`; returns the rounds it took.
 
     Pareto local search: a round tries what is one step away from each member that is new, all in one call.
     """
     clock = time.perf_counter()
     tried = expanded = np.empty(0, np.int64)
     for rounds in range(ROUNDS):
-        best = np.array([candidate for *_, candidate in found.best.values()], np.int64)
-        members = np.union1d(found.archive.ids, best)
+        members = found.members
         new = np.setdiff1d(members, expanded)
         if not len(new) or time.perf_counter() - clock > seconds:
             return rounds

@@ -4,6 +4,7 @@ import difflib
 import re
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -224,6 +225,14 @@ class Uncertain(_Strict):
         return self
 
 
+class MixedFields(_Strict):
+    """Two cells with unlike accelerators: which shares of the sessions one of them may get, the other the rest."""
+
+    shares: Annotated[list[Annotated[float, Field(ge=0.01, le=0.99)]], Field(min_length=1, max_length=50)] = Field(
+        default_factory=lambda: [0.25, 0.5]
+    )
+
+
 class Power(_Strict):
     """Assumptions of the energy column."""
 
@@ -261,6 +270,7 @@ class StudyFile(_Strict):
     )
     search: SearchFields = SearchFields()
     uncertain: Uncertain | None = None
+    mixed: MixedFields | None = None
 
     @model_validator(mode="after")
     def _known_objectives(self) -> "StudyFile":
@@ -272,6 +282,33 @@ class StudyFile(_Strict):
         if len(set(self.objectives)) != len(self.objectives):
             raise InputError("objectives", self.objectives, "each objective once")
         return self
+
+    @model_validator(mode="after")
+    def _sums_over_cells(self) -> "StudyFile":
+        """With `mixed`, only what adds up over its cells."""
+        if self.mixed is None:
+            return self
+        for field, value, allowed in self._not_summed(self.mixed.shares):
+            raise InputError(field, value, f"{allowed} with `mixed`")
+        return self
+
+    def _not_summed(self, shares: list[float]) -> Iterator[tuple[str, object, str]]:
+        """(field, value, what is allowed) of what the cells of a mix do not add up to."""
+        if self.load == "max":
+            yield "load", "max", "a stated load"
+        if not set(self.objectives) <= {"cost_per_hour_usd", "slo_attainment"}:
+            yield "objectives", self.objectives, "cost_per_hour_usd and slo_attainment"
+        if self.uncertain and self.uncertain.objective == "robust":
+            yield "uncertain.objective", "robust", "nominal"
+        if self.limits.lost_replicas:
+            yield "limits.lost_replicas", self.limits.lost_replicas, "0"
+        for name in ("ttft_s", "tpot_s", "call_s", "session_s"):
+            bound = getattr(self.slo, name)
+            if isinstance(bound, BoundFields) and bound.fraction > 0.0:
+                yield f"slo.{name}.fraction", bound.fraction, "0"
+        sessions = None if self.load == "max" else self.load.concurrent_sessions
+        if sessions and min(*shares, *[1.0 - share for share in shares]) * sessions < 1.0:
+            yield "mixed.shares", shares, f"at least one of the {sessions:g} sessions in each cell"
 
 
 def _closest(name: str, choices: typing.Iterable[str]) -> str:
