@@ -180,5 +180,5 @@ def _column(name: str, part: Columns, like: Columns) -> np.ndarray:
     if name in part:
         return part[name]
     n, kind = len(part["candidate"]), like[name].dtype
-    known = kind == np.bool_ or name.endswith("_attainment") or name == "goodput_per_s"
+    known = kind.kind != "f" or name.endswith("_attainment") or name == "goodput_per_s"
     return np.zeros(n, kind) if known else np.full(n, np.nan, kind)

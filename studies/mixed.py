@@ -104,32 +104,27 @@ class Mixed:
             most = float(self.front["slo_attainment"].to_numpy().max()) if len(self.front) else 0.0
             reach = "some do by the model, but not when simulated" if most >= target else f"they reach {percent(most)}"
             return [f"No mix of two cells with unlike accelerators meets the target of {target:g}: {reach}."]
-        cost = float(best["cost_per_hour_usd"])
-        what = (
-            f"{best['deployment']} cost {cost:,.2f} USD per hour together, attainment "
+        cost, ratio = float(best["cost_per_hour_usd"]), self.ratio
+        line = "Mixing accelerators pays" if self.pays else "Mixing accelerators does not pay here"
+        line += (
+            f": {best['deployment']} is the cheapest mix that meets the target, {cost:,.2f} USD per hour, attainment "
             f"{percent(best['slo_attainment'])}{simulated_words(best)}"
         )
-        doubt = f" Unverified: {best['unverified']}." if best["unverified"] else ""
-        return [f"{self._verdict()}: {what}.{doubt}", *self._alike(cost)]
-
-    def _verdict(self) -> str:
-        ratio = self.ratio
-        if ratio is None:
-            return "No single deployment meets the target, the cheapest mix of unlike accelerators does"
-        beside = f"{ratio:.3f} times the cheapest single deployment"
-        if self.pays:
-            return f"Mixing accelerators pays, {beside}"
-        return f"Mixing accelerators does not pay here, at {beside}; the cheapest mix that meets the target"
+        line += (
+            "; no single deployment does" if ratio is None else f", {ratio:.3f} times the cheapest deployment's cost"
+        )
+        line += f". Unverified: {best['unverified']}." if best["unverified"] else "."
+        return [line, *self._alike(cost)]
 
     def _alike(self, cost: float) -> list[str]:
         """What two cells with the same accelerators make of it, where they beat one deployment."""
         alike, uniform = self.alike_usd_per_hour, self.uniform
         if alike is None or (uniform is not None and alike > (1.0 - TIE) * float(uniform["cost_per_hour_usd"])):
             return []
-        better = "less than the mix" if alike < cost else "and the mix less"
+        beside = "less than" if alike < (1.0 - TIE) * cost else "no less than"
         return [
-            f"Two cells with the same accelerators cost {alike:,.2f} USD per hour, {better}: what they save on one "
-            "deployment comes from sizes and schedules, not from unlike accelerators."
+            f"Two cells with the same accelerators cost {alike:,.2f} USD per hour, {beside} the mix: what they save on "
+            "one deployment comes from sizes and schedules that it lacks."
         ]
 
     def record(self) -> dict[str, Any]:
