@@ -177,9 +177,13 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
         if key in deployment:
             space[field] = [own_rows.get(deployment[key], deployment[key])]
     data = {key: value for key, value in judged.items() if key in _JUDGED_BY}
+    kinds = [deployment[pool].get("accelerator") for pool in chosen_topology.pools]
     if isinstance(data.get("catalog"), Mapping):
-        kinds = [deployment[pool].get("accelerator") for pool in chosen_topology.pools]
         data["catalog"] = _used(data["catalog"], kinds, deployment.get("link"))
+    for field, per_kind in (("limits", "inventory"), ("prices", "own")):
+        given = data.get(field)
+        if isinstance(given, Mapping) and isinstance(given.get(per_kind), Mapping):
+            data[field] = {**given, per_kind: {k: v for k, v in given[per_kind].items() if k in kinds}}
     return Study.parse({**data, "space": space}, file)
 
 

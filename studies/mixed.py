@@ -159,7 +159,7 @@ def compared(mix: Row, single: Row | None) -> list[list[str]]:
     usd = None if single is None else float(single["cost_per_hour_usd"])
 
     def line(name: str, share: float, row: Row, ratio: bool = False) -> list[str]:
-        simulated = float(row.get(SIMULATED[0], math.nan))
+        simulated = float(row.get(SIMULATED[0]) or math.nan)
         return [
             name,
             f"{share:.3g}",
@@ -287,4 +287,6 @@ def _row(pair: Pair, cells: Sequence[Row], simulated: Estimate | None) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    """As JSON has it; what is not known is null."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

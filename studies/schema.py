@@ -404,8 +404,6 @@ def parse_study(data: dict[str, Any], file: str) -> StudyFile:
     """The study in `data`; the first fault as an InputError."""
     try:
         return StudyFile.model_validate(data)
-    except InputError as error:
-        raise error.inside(file=file) from None
     except ValidationError as error:
         raise _as_input_error(error, data, file) from None
 
@@ -413,6 +411,9 @@ def parse_study(data: dict[str, Any], file: str) -> StudyFile:
 def _as_input_error(error: ValidationError, data: dict[str, Any], file: str) -> InputError:
     """The fault that lies deepest: of several alternatives of a field, the one that went furthest."""
     faults = error.errors(include_url=False)
+    for cause in (fault.get("ctx", {}).get("error") for fault in faults):
+        if isinstance(cause, InputError):  # of a rule over several fields, once each holds by itself
+            return cause.inside(file=file)
     unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
     fault = max(unknown or faults, key=lambda f: len(_path(f["loc"], data)))
     path = _path(fault["loc"], data)

@@ -128,6 +128,8 @@ class Study:
     def check(self) -> None:
         """Resolve everything that a name can get wrong."""
         _ = self.catalog, self.workload, self.space, self.api_price
+        if self.written.mixed is not None and len(self.accelerators) < 2:
+            raise InputError("space.accelerators", self.accelerators[0].id, "at least two with `mixed`")
 
     @cached_property
     def architecture(self) -> Architecture:

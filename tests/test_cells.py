@@ -1,21 +1,28 @@
 """Pairs of cells: what is found from non-dominated parts is the truth over all pairs, of numbers and of deployments."""
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from breakeven.models.inputs import InputError
 from breakeven.models.simulation import Estimate
 from breakeven.models.topology import STAGES
 from breakeven.optimizer.cells import CellEvaluator, Limited, Pair, Pairing, PairVerification, mean_of, other
+from breakeven.optimizer.checkpoint import FOLDER
 from breakeven.optimizer.evaluator import Columns
 from breakeven.optimizer.exhaustive import Task, exhaustive
 from breakeven.optimizer.front import non_dominated
 from breakeven.optimizer.search import KINDS, Found
 from breakeven.optimizer.verify import Verdict
+from breakeven.studies.cli import _main
 from breakeven.studies.mixed import cell_study, limited, search_mixed, shares_of
 from breakeven.studies.run import run
 
@@ -198,7 +205,7 @@ def test_two_equal_cells_are_two_half_loads(mixed):
 def test_a_share_of_the_arrivals(make_study):
     """Poisson arrivals stay Poisson, bursty ones come closer to it the smaller the share; calls and populations too."""
     poisson = make_study(RATE, "mixed={}", **NARROW)
-    assert shares_of(poisson) == [0.25, 0.5, 0.75] and shares_of(make_study()) == []
+    assert shares_of(poisson) == [0.25, 0.5, 0.75] and shares_of(make_study(**NARROW)) == []
     part = cell_study(poisson, 0.25).workload
     assert part.sessions_per_second == pytest.approx(0.005) and part.arrival_cv2 == 1.0
     bursty = make_study(RATE, "mixed={}", "arrivals={cv: 3.0}", **NARROW)
@@ -285,3 +292,122 @@ def test_kept_while_searching(mixed):
         merged.merge(part)
     assert merged.state()["alike"] == whole.state()["alike"] and len(whole.alike) > 3
     assert Found.restored(task.objectives, whole.state()).state() == whole.state()
+
+
+SCARCE = "limits.inventory={mi300x: 8, h100-sxm: 64, h200-sxm: 64, b200-sxm: 64}"
+SHARES = "mixed.shares=[0.25, 0.5]"
+
+
+def test_the_command_prints_and_writes_it(make_study, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Cells beside one deployment, simulated; each cell as a deployment at its load."""
+    study = make_study(RATE, SHARES, SCARCE, **{**NARROW, "topologies": "chunked"})
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study.data), encoding="utf-8")
+    out = tmp_path / "out"
+    assert _main(["run", str(tmp_path / "study.yaml"), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "two cells with unlike accelerators" in printed and "Mixing accelerators pays: 0.75 of the" in printed
+    front = pd.read_csv(out / "mixed.csv")
+    assert (np.diff(front["cost_per_hour_usd"]) > 0.0).all() and (np.diff(front["slo_attainment"]) > 0.0).all()
+    record = json.loads((out / "study.json").read_text())
+    mixed, best = record["mixed"], record["mixed"]["best"]
+    assert mixed["pays"] and mixed["answer"][0] in record["answer"] and mixed["candidates_evaluated"] == 3 * 240
+    assert mixed["ratio"] == pytest.approx(best["cost_per_hour_usd"] / record["best"]["cost_per_hour_usd"])
+    low, value, high = (best[f"slo_attainment_simulated{end}"] for end in ("_low", "", "_high"))
+    assert value >= 0.9 and low <= value <= high < low + 0.1
+    for page in ("report.html", "report.md"):
+        assert "A mix of accelerators" in (out / page).read_text()
+        assert best["first_deployment"] in (out / page).read_text()
+    for name, share in (("first", best["share"]), ("second", 1.0 - best["share"])):
+        assert _main(["explain", str(out / f"{name}-cell.yaml"), "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["SLO"]["attainment"] == pytest.approx(best[f"{name}_slo_attainment"], abs=2e-5)
+        assert shown["money and power"]["cost_per_hour_usd"] == pytest.approx(best[f"{name}_cost_per_hour_usd"])
+        cell = yaml.safe_load((out / f"{name}-cell.yaml").read_text())["study"]["load"]
+        assert cell["sessions_per_second"] == pytest.approx(0.02 * share)
+    # Without a mix nothing of it is left.
+    assert _main(["run", str(tmp_path / "study.yaml"), "--out", str(out), "--set", "mixed=null", "--no-verify"]) == 0
+    assert not [path for path in out.iterdir() if "cell" in path.name or "mixed" in path.name]
+
+
+def test_a_mix_may_be_the_only_answer(make_study, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """No kind in stock carries the load alone; and where no mix does, either, it says so."""
+    stock = "limits.inventory={mi300x: 8, h200-sxm: 4}"
+    study = make_study(RATE, SHARES, stock, "search.verify=false", **{**NARROW, "topologies": "chunked"})
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study.data), encoding="utf-8")
+    command = ["run", str(tmp_path / "study.yaml"), "--out", str(tmp_path / "out")]
+    assert _main(command) == 0
+    assert "no single deployment does" in capsys.readouterr().out
+    assert _main([*command, "--set", "slo.target=0.99"]) == 1
+    assert "No mix of two cells with unlike accelerators meets the target of 0.99" in capsys.readouterr().out
+
+
+class Killed(BaseException):
+    """What stands for kill -9: nothing catches it."""
+
+
+@pytest.mark.parametrize("method", ["exhaustive", "optuna"])
+def test_a_killed_run_goes_on_with_its_cells(make_study, tmp_path: Path, method: str):
+    study = make_study(RATE, SHARES, f"search={{method: {method}, trials: 30, verify: false}}", **NARROW)
+    whole = run(study)
+    assert whole.mixed is not None
+    told: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        told.append(done)
+        if 2 * done > total:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(study, folder=tmp_path, mixing=stop)
+    assert (tmp_path / FOLDER).is_dir()
+    told.clear()
+    again = run(study, folder=tmp_path, mixing=lambda done, total: told.append(done))
+    assert again.mixed is not None
+    pd.testing.assert_frame_equal(again.mixed.front, whole.mixed.front)
+    assert again.mixed.record()["best"] == whole.mixed.record()["best"]
+    if method == "exhaustive":  # what was searched before is not searched again
+        assert 2 * told[0] > told[-1]
+
+
+def test_an_interrupt_leaves_the_single_deployments(make_study):
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    result = run(make_study(RATE, SHARES, "search.verify=false", **NARROW), mixing=stop)
+    assert result.interrupted and result.mixed is None and result.best is not None
+
+
+@pytest.mark.parametrize(
+    "change, field",
+    [
+        ("mixed.shares=[]", "mixed.shares"),
+        ("mixed.shares=[0.0]", "mixed.shares.0"),
+        ("mixed.shares=[0.5, 1.0]", "mixed.shares.1"),
+        ("mixed.shares=half", "mixed.shares"),
+        ("mixed.parts=2", "mixed.parts"),
+        ("load=max", "load"),
+        ("load={concurrent_sessions: 3}", "mixed.shares"),
+        ("objectives=[cost_per_hour_usd, session_p95_s]", "objectives"),
+        ("uncertain={load: {cv: 0.3}, objective: robust}", "uncertain.objective"),
+        ("limits.lost_replicas=1", "limits.lost_replicas"),
+        ("slo.ttft_s={bound: 2, fraction: 0.9}", "slo.ttft_s.fraction"),
+        ("space.accelerators=[h100-sxm]", "space.accelerators"),
+    ],
+)
+def test_what_cells_do_not_add_up_to_is_refused(make_study, change, field):
+    with pytest.raises(InputError) as error:
+        make_study("mixed={}", change)
+    assert error.value.field == field and "\n" not in str(error.value)
+
+
+def test_recorded_sessions_are_shared_too(make_study, tmp_path: Path):
+    """Each cell gets its share of the rate, and replays what was recorded."""
+    calls = [{"session": s, "call": c, "t_s": 30.0 * c + s, "input_tokens": 500 + 300 * c, "output_tokens": 100}
+             for s in range(20) for c in range(4)]  # fmt: skip
+    pd.DataFrame(calls).to_csv(tmp_path / "calls.csv", index=False)
+    study = make_study(RATE, f"workload={{trace: {tmp_path / 'calls.csv'}}}", SHARES, **NARROW)
+    for share in shares_of(study):
+        cell = cell_study(study, share)
+        assert cell.workload.sessions_per_second == pytest.approx(0.02 * share)
+        assert cell.workload.mean_prompt == study.workload.mean_prompt
+        assert cell.simulator().sample.last.sum() == 20
