@@ -129,7 +129,8 @@ class Study:
         """Resolve everything that a name can get wrong."""
         _ = self.catalog, self.workload, self.space, self.api_price
         if self.written.mixed is not None and len(self.accelerators) < 2:
-            raise InputError("space.accelerators", self.accelerators[0].id, "at least two with `mixed`")
+            kinds = ", ".join(self.names.accelerator_ids)
+            raise InputError("space.accelerators", kinds, "at least two with `mixed`")
 
     @cached_property
     def architecture(self) -> Architecture:

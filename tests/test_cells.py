@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from breakeven.models.inputs import InputError
 from breakeven.models.simulation import Estimate
 from breakeven.models.topology import STAGES
+from breakeven.optimizer import verify
 from breakeven.optimizer.cells import CellEvaluator, Limited, Pair, Pairing, PairVerification, mean_of, other
 from breakeven.optimizer.checkpoint import FOLDER
 from breakeven.optimizer.evaluator import Columns
@@ -24,6 +25,7 @@ from breakeven.optimizer.search import KINDS, Found
 from breakeven.optimizer.verify import Verdict
 from breakeven.studies.cli import _main
 from breakeven.studies.mixed import cell_study, limited, search_mixed, shares_of
+from breakeven.studies.result import records
 from breakeven.studies.run import run
 
 KINDS_IN_ALL = 3
@@ -62,7 +64,7 @@ def as_found(columns: Columns, objectives: tuple[str, ...]) -> Found:
     return found
 
 
-def truth(cells: dict[float, Columns], limits: Limited, pool: float, kind: float, unlike: bool) -> np.ndarray:
+def truth(cells: dict[float, Columns], limits: Limited, prices: tuple[float, float], unlike: bool) -> np.ndarray:
     """(cost, attainment) of every pair that no other one beats: all are tried."""
     sums: list[tuple[float, float]] = []
     for share in sorted(s for s in cells if s >= 0.5):
@@ -75,7 +77,7 @@ def truth(cells: dict[float, Columns], limits: Limited, pool: float, kind: float
             united = [set(np.unravel_index(c[KINDS][k], (KINDS_IN_ALL,) * len(STAGES)))
                       for c, k in ((first, i), (second, j))]  # fmt: skip
             further = len(united[0] | united[1]) - 1 - sum(len(own) - 1 for own in united)
-            total[0] += pool + kind * further
+            total[0] += prices[0] + prices[1] * further
             total[1] = share * first["slo_attainment"][i] + other(share) * second["slo_attainment"][j]
             if all(value <= most for value, most in zip(total, limits.most, strict=True)):
                 sums.append((total[0], total[1]))
@@ -99,7 +101,7 @@ def test_the_front_of_the_parts_is_the_front_of_all_pairs(seed, limits, unlike, 
     cells = {share: made_up(seed + k, 25, limits.objectives) for k, share in enumerate((0.3, 0.5, 0.7))}
     found = {share: as_found(columns, limits.objectives) for share, columns in cells.items()}
     pairs = Pairing(found, limits, KINDS_IN_ALL, *prices).front(unlike)
-    assert shown(pairs) == pytest.approx(truth(cells, limits, *prices, unlike))
+    assert shown(pairs) == pytest.approx(truth(cells, limits, prices, unlike))
     for pair in pairs:
         first, second = cells[pair.share], cells[other(pair.share)]
         assert (first[KINDS][pair.first] != second[KINDS][pair.second]) == unlike
@@ -151,7 +153,7 @@ def test_a_search_of_the_cells_finds_the_best_of_all_pairs(make_study, inventory
     expected = best_pairs(study, everything(study))
     assert len(front) > 3
     assert front[["cost_per_hour_usd", "slo_attainment"]].to_numpy() == pytest.approx(expected, rel=1e-6)
-    for _, row in front.iterrows():
+    for row in records(front):
         used = {name: 0 for name in study.written.limits.inventory or {}}
         cells = [f"{cell}_{slot}" for cell in ("first", "second") for slot in ("prefill", "decode")]
         assert len({row[f"{slot}_accelerator"] for slot in cells}) > 1
@@ -182,7 +184,8 @@ def test_two_equal_cells_are_two_half_loads(mixed):
     found = Found(limited(mixed).objectives)
     columns = everything(mixed)[0.5]
     rows = columns["feasible"] & (columns["slo_attainment"] > 0.0)
-    found._add_alike(*found.shown(columns), columns[KINDS][rows])
+    ids, costs = found.shown(columns)
+    found._add_alike(ids, costs, columns[KINDS][rows])
     pairs = Pairing({0.5: found}, limited(mixed), 5).front(unlike=False)
     equal = [pair for pair in pairs if pair.first == pair.second]
     assert equal
@@ -298,8 +301,12 @@ SCARCE = "limits.inventory={mi300x: 8, h100-sxm: 64, h200-sxm: 64, b200-sxm: 64}
 SHARES = "mixed.shares=[0.25, 0.5]"
 
 
-def test_the_command_prints_and_writes_it(make_study, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Cells beside one deployment, simulated; each cell as a deployment at its load."""
+def test_the_command_prints_and_writes_it(
+    make_study, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Cells beside one deployment, simulated (briefly); each cell as a deployment at its load."""
+    monkeypatch.setattr(verify, "CALLS", 1000)
+    monkeypatch.setattr(verify, "HALF_WIDTH", 0.03)
     study = make_study(RATE, SHARES, SCARCE, **{**NARROW, "topologies": "chunked"})
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study.data), encoding="utf-8")
     out = tmp_path / "out"
@@ -313,7 +320,7 @@ def test_the_command_prints_and_writes_it(make_study, tmp_path: Path, capsys: py
     assert mixed["pays"] and mixed["answer"][0] in record["answer"] and mixed["candidates_evaluated"] == 3 * 240
     assert mixed["ratio"] == pytest.approx(best["cost_per_hour_usd"] / record["best"]["cost_per_hour_usd"])
     low, value, high = (best[f"slo_attainment_simulated{end}"] for end in ("_low", "", "_high"))
-    assert value >= 0.9 and low <= value <= high < low + 0.1
+    assert value >= 0.9 and low <= value <= high < low + 0.2
     for page in ("report.html", "report.md"):
         assert "A mix of accelerators" in (out / page).read_text()
         assert best["first_deployment"] in (out / page).read_text()
