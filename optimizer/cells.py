@@ -7,10 +7,8 @@ pair is of unlike ones, and what it costs to run a second kind, depends on them.
 """
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import jax
@@ -176,23 +174,21 @@ def mean_of(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
 class PairVerification:
     """Simulates both cells of pairs until its time is over."""
 
-    cells: Mapping[float, Verification]  # by share
+    cells: Mapping[tuple[int, float], Verification]  # by place in a pair and share; independent of one another
     target: float
-    seconds: float = SECONDS
+    seconds: float = SECONDS  # of simulation; compiling does not count
+    spent_s: float = 0.0
     shown: dict[Pair, Estimate] = field(default_factory=dict)
-
-    @cached_property
-    def _until(self) -> float:
-        return time.perf_counter() + self.seconds
 
     def judge(self, pair: Pair) -> Estimate | None:
         """The attainment of a pair; None when time was over before it was known, or a cell cannot be simulated."""
         parts: list[tuple[float, Estimate]] = []
-        for share, candidate in pair.cells:
-            verification = self.cells[share]
-            verification.seconds = self._until - time.perf_counter()
+        for place, (share, candidate) in enumerate(pair.cells):
+            verification = self.cells[place, share]
+            verification.seconds = self.seconds - self.spent_s
             if candidate not in verification.verdicts and verification.seconds > 0.0:
                 verification.run([], [candidate], lambda done, total: None)
+                self.spent_s += verification.spent_s
             verdict = verification.verdicts.get(candidate)
             if verdict is None:
                 return None

@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from breakeven.optimizer.cells import CellEvaluator, Limited, Pair, Pairing, Pai
 from breakeven.optimizer.checkpoint import FOLDER, Checkpoint
 from breakeven.optimizer.exhaustive import Task
 from breakeven.optimizer.search import Found, Progress
-from breakeven.optimizer.verify import Verification
+from breakeven.optimizer.verify import MOST_RUNS, Verification
 from breakeven.studies.decision import simulated_words
 from breakeven.studies.deployment_file import deployment_yaml
 from breakeven.studies.result import MIXED_FILES, SIMULATED, Row, records, table
@@ -197,7 +197,8 @@ def search_mixed(
     seconds = time.perf_counter() - clock
     judge = PairVerification({}, study.written.slo.target)
     if study.written.search.verify:
-        judge.cells = {share: _verification(search) for share, search in searches.items()}
+        places = [(0, share) for share in searches if share >= 0.5] + [(1, share) for share in searches if share <= 0.5]
+        judge.cells = {(place, share): _verification(searches[share], place) for place, share in places}
     ends: list[Pair | None] = []
     for pairs in (unlike, alike):
         meeting = [pair for pair in pairs if pair.slo_attainment >= judge.target]
@@ -244,10 +245,13 @@ def _pairing(study: Study, found: Mapping[float, Found]) -> Pairing:
     return Pairing(found, limited(study), len(study.accelerators), *money)
 
 
-def _verification(search: Searching) -> Verification:
+def _verification(search: Searching, place: int) -> Verification:
+    """Of the first or second cells of pairs at one share, with random numbers of their own."""
     cell, notes = search.study, search.notes
-    verification = Verification(cell.simulator(search.evaluator), cell.slo, cell.written.search.seed)
+    seed = cell.written.search.seed + place * MOST_RUNS
+    verification = Verification(cell.simulator(search.evaluator), cell.slo, seed)
     if notes is not None:
+        notes = replace(notes, identity=f"{notes.identity}-{place}")
         verification.verdicts, verification.note = notes.verdicts(), notes.note
     return verification
 

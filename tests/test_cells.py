@@ -229,7 +229,7 @@ class Cell:
     """A verification that simulates nothing."""
 
     def __init__(self, attainment: dict[int, float]):
-        self.seconds = 0.0
+        self.seconds = self.spent_s = 0.0
         self.asked: list[int] = []
         self.verdicts: dict[int, Verdict] = {}
         self._known = attainment
@@ -244,7 +244,7 @@ class Cell:
 
 def test_the_cheapest_pair_that_holds():
     """Pairs are tried cheapest first, each cell once; one of which nothing is known ends the walk."""
-    cells = {0.75: Cell({1: 0.8, 2: 1.0}), 0.25: Cell({1: 0.9, 2: 0.7})}
+    cells = {(0, 0.75): Cell({1: 0.8, 2: 1.0}), (1, 0.25): Cell({1: 0.9, 2: 0.7})}
     pairs = [Pair(0.75, 1, 1, 1.0, 0.95), Pair(0.75, 2, 2, 2.0, 0.95), Pair(0.75, 2, 9, 3.0, 0.95)]
     judge = PairVerification(cells, 0.9)  # type: ignore[arg-type]
     assert judge.walk(pairs) == pairs[1]
@@ -252,7 +252,7 @@ def test_the_cheapest_pair_that_holds():
         {pairs[0]: 0.825, pairs[1]: 0.925}
     )
     assert judge.walk(pairs[2:]) == pairs[2] and judge.walk(pairs[:1]) is None
-    assert cells[0.75].asked == [1, 2]
+    assert cells[0, 0.75].asked == [1, 2]
 
 
 def test_optuna_finds_pairs_that_all_pairs_do_not_beat_by_much(make_study):
