@@ -162,6 +162,13 @@ class PriceFields(_Strict):
     spot: SpotFields = SpotFields()
 
 
+class KeptFields(_Strict):
+    """A KV cache of the first tokens of a sequence and a window of the last."""
+
+    sinks: Annotated[int, Field(ge=0, le=10_000)] = 4
+    window: Annotated[int, Field(ge=16, le=10_000_000)]
+
+
 class QualityFields(_Strict):
     """Least score that the formats of weights and KV cache must have in a table."""
 
@@ -260,6 +267,7 @@ class StudyFile(_Strict):
     name: Annotated[str, Field(min_length=1, max_length=200)]
     about: str = ""
     llm: str | dict[str, Any]
+    kv_kept: Annotated[float, Field(gt=0, le=1)] | KeptFields = 1.0  # of a sequence: a fraction, or sinks and a window
     engine: str | dict[str, Any] = "vllm"
     local: str | None = None  # corrections that `calibrate --local` wrote
     workload: str | dict[str, Any]

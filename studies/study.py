@@ -18,6 +18,7 @@ from breakeven.models.catalog import table
 from breakeven.models.forks import sample_forks
 from breakeven.models.hardware import Accelerator, Link, accelerator, link
 from breakeven.models.inputs import InputError, known_fields, number, pick
+from breakeven.models.kept import heavy_hitters, sinks_and_window
 from breakeven.models.llm import LLM, llm
 from breakeven.models.media import seen_by
 from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownership
@@ -47,6 +48,7 @@ from breakeven.studies.narrowed import narrowed
 from breakeven.studies.recorded import Recorded, recorded, workload_fields
 from breakeven.studies.schema import (
     BoundFields,
+    KeptFields,
     PeakFields,
     PoolChoices,
     Range,
@@ -276,7 +278,7 @@ class Study:
             self.names.links,
             self.names.weights,
             self.names.kv,
-            LLM.from_architecture(self.architecture),
+            self._llm(),
             self._engine(),
             self._economy(),
             [0.0 if bill is None else bill.electricity for bill in self.bills],
@@ -303,6 +305,12 @@ class Study:
             return applicable(read_local(path), self.architecture.name, self.engine_name, self.names)
         except InputError as error:
             raise error.inside(file=str(path)) from None
+
+    def _llm(self) -> LLM:
+        found, kept = LLM.from_architecture(self.architecture), self.written.kv_kept
+        if isinstance(kept, KeptFields):
+            return sinks_and_window(found, self.architecture, kept.sinks + kept.window)
+        return found if kept == 1.0 else heavy_hitters(found, self.architecture, kept)
 
     def _engine(self) -> Engine:
         spec = self.written.engine
