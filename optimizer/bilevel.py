@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from breakeven.models.inputs import InputError
 from breakeven.optimizer import storage as storages
+from breakeven.optimizer.complete import complete
 from breakeven.optimizer.encoding import Encoding
 from breakeven.optimizer.exhaustive import Task
 from breakeven.optimizer.front import MAXIMISED, non_dominated
@@ -121,7 +122,7 @@ class Search:
         if rows and coarse.feasible:
             shown, costs = coarse.shown(rows)
             if len(shown):
-                scale = [costs.min(0).tolist(), costs.max(0).tolist()]
+                scale = _corners(coarse.archive.costs, costs)
                 seeds += self._best_structures(shown, costs)
         for structure in list(dict.fromkeys(seeds))[: 2 * self.batch]:
             self.study.enqueue_trial(self.encoding.parameters(structure), skip_if_exists=True)
@@ -182,6 +183,12 @@ class Search:
             refine(self.task, self.structures, self.found, self.settings.seed)
         polish(self.task, self.structures, self.found)
         self.record(len(self.study.trials))
+
+
+def _corners(front: np.ndarray, costs: np.ndarray) -> list[list[float]]:
+    """Best and worst of a front, or of all candidates where it has no width."""
+    box = front if (front.max(0) > front.min(0)).all() else costs
+    return [box.min(0).tolist(), box.max(0).tolist()]
 
 
 def _sample(structures: Structures, most: int, rng: np.random.Generator) -> np.ndarray:
@@ -249,6 +256,9 @@ def search_alone(
             file.flush()
         search.record(finished)
         progress(finished, settings.trials)
+        search.history.certain = complete(search.task, search.found)
+        if search.history.certain:
+            break
     search.finish()
     progress(settings.trials, settings.trials)
     return search

@@ -17,6 +17,7 @@ class History:
 
     reference: np.ndarray | None = None
     records: list[tuple[int, int, float, float]] = field(default_factory=list)
+    certain: bool = False  # everything that could be on the front was judged
 
     def add(self, trials: int, evaluated: int, seconds: float, costs: np.ndarray) -> None:
         """Record where the search stands."""
@@ -48,5 +49,6 @@ class History:
             "reference": None if self.reference is None else self.reference.tolist(),
             "columns": ["trials", "candidates_evaluated", "seconds", "hypervolume"],
             "records": [list(record) for record in self.records],
+            "certain": self.certain,
             "growth_by_last_doubling": growth if np.isfinite(growth) else None,
         }

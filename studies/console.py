@@ -138,7 +138,9 @@ def show_result(result: Result, console: Console) -> None:
     if result.history is not None and result.history.records:
         trials, growth = result.history.records[-1][0], result.history.last_doubling
         known = f"; the second half of them added {growth:.2%} to the hypervolume" if np.isfinite(growth) else ""
-        console.print(f"{trials:,} trials{known}.", highlight=False)
+        if result.history.certain:
+            known = "; all that costs no more than what attains everything was evaluated: the front is complete"
+        console.print(f"{trials:,} trials{known}.", highlight=False, soft_wrap=True)
 
 
 def _mix(lines: list[list[str]]) -> Table:

@@ -30,6 +30,7 @@ _JUDGED_BY = (
     "name",
     "about",
     "llm",
+    "kv_kept",
     "engine",
     "local",
     "workload",
@@ -77,6 +78,9 @@ def anchored(data: Mapping[str, Any], file: str) -> dict[str, Any]:
         out["local"] = absolute(out["local"])
     if isinstance(out.get("prices"), dict) and "skypilot" in out["prices"]:
         out["prices"]["skypilot"] = absolute(out["prices"]["skypilot"])
+    limits = out.get("limits")
+    if isinstance(limits, dict) and isinstance(limits.get("quality"), dict):
+        limits["quality"]["table"] = absolute(limits["quality"].get("table"))
     return out
 
 

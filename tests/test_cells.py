@@ -397,6 +397,7 @@ def test_an_interrupt_leaves_the_single_deployments(make_study):
         ("objectives=[cost_per_hour_usd, session_p95_s]", "objectives"),
         ("uncertain={load: {cv: 0.3}, objective: robust}", "uncertain.objective"),
         ("limits.lost_replicas=1", "limits.lost_replicas"),
+        ("load.peaks={decode: 2.0}", "load.peaks"),
         ("slo.ttft_s={bound: 2, fraction: 0.9}", "slo.ttft_s.fraction"),
         ("space.accelerators=[h100-sxm]", "space.accelerators"),
     ],
