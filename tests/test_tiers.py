@@ -241,7 +241,7 @@ def test_reading_ahead_hides_a_read_behind_the_tool(make_study):
 
 
 def test_simulation_waits_as_long_for_what_is_read_ahead(make_study):
-    tier = {"like": "host-dram", "name": "ahead", "read_gbs": 8, "prefetch_s": 0.3}
+    tier = {"like": "host-dram", "name": "ahead", "read_gbs": 1, "prefetch_s": 1.5}
     choices = SHORT | {"kv_tiers": tier, "replicas": 4, "topologies": "pd"}
     study = make_study("load.sessions_per_second=0.015", **choices)
     [ready] = study.simulator().ready(np.arange(1))
