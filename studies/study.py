@@ -265,6 +265,10 @@ class Study:
             rule = first_broken_rule(self._pool_domain(topologies[0], 0), self.names, self.architecture)
             raise InputError("space", "empty", f"no configuration is valid; most break: {rule}")
         limits, folder = self.written.limits, Path(self.file).parent
+        if limits.deployable == "today" and self.written.kv_kept != 1.0:
+            raise InputError(
+                "kv_kept", self.written.kv_kept, "1.0 with `limits.deployable: today`: no engine documents it"
+            )
         return narrowed(space, limits, self.architecture.name, self.engine_name, folder)
 
     @cached_property

@@ -5,8 +5,10 @@ import pytest
 
 from breakeven.models.inputs import InputError
 from breakeven.models.memory import kv_bytes_per_token
+from breakeven.studies.deploy import missing
 from breakeven.studies.deployment_file import Deployed
 from breakeven.studies.explain import explain
+from breakeven.studies.plan import plan
 
 SPACE = {
     "topologies": ["colocated", "pd"], "accelerators": "h100-sxm", "tensor_parallel": 8, "pipeline_parallel": 1,
@@ -65,3 +67,11 @@ def test_a_deployment_keeps_it_and_what_makes_no_sense_is_refused(make_study):
         make_study("llm=deepseek-v3", "kv_kept={window: 4096}")
     with pytest.raises(InputError, match="whose attention selects tokens itself"):
         make_study("llm=deepseek-v3.2", "kv_kept=0.5")
+
+
+def test_no_engine_of_today_does_it(make_study):
+    one = {**SPACE, "topologies": "pd", "replicas": [2]}
+    found = plan(Deployed(make_study("kv_kept=0.25", **one), "one"))
+    assert any("kv_kept" in line for line in missing(found, "vllm"))
+    with pytest.raises(InputError, match=r"kv_kept = 0\.25: 1\.0 with `limits\.deployable: today`"):
+        make_study("kv_kept=0.25", "limits.deployable=today", **one)

@@ -236,14 +236,14 @@ def test_reading_ahead_hides_a_read_behind_the_tool(make_study):
         for column in (found.ttft_mean_s, found.cache_reload)
     )
     assert ttft[1] == pytest.approx(ttft[0], rel=0.02)  # by node in place of two moments
-    assert np.all(np.diff(ttft[1:], axis=0) <= 1e-4) and np.all(ttft[1] > ttft[4] * 1.05)
+    assert np.all(np.diff(ttft[1:], axis=0) <= 1e-4) and np.all(ttft[1] - ttft[4] > 0.05)
     assert read[4] == pytest.approx(read[1], abs=1e-3) and read[1].min() > 0.05
 
 
 def test_simulation_waits_as_long_for_what_is_read_ahead(make_study):
-    tier = {"like": "nvme", "name": "ahead", "prefetch_s": 0.5}
-    choices = SHORT | {"kv_tiers": tier, "replicas": 2, "topologies": "pd"}
-    study = make_study("load.sessions_per_second=0.03", **choices)
+    tier = {"like": "host-dram", "name": "ahead", "read_gbs": 1, "prefetch_s": 1.5}
+    choices = SHORT | {"kv_tiers": tier, "replicas": 4, "topologies": "pd"}
+    study = make_study("load.sessions_per_second=0.015", **choices)
     [ready] = study.simulator().ready(np.arange(1))
     runs = ready.replicate(3, 6000, 0).runs
     assert float(np.mean([run.cache_reload for run in runs])) == pytest.approx(ready["cache_reload"], abs=0.025)
