@@ -419,7 +419,7 @@ class Study:
         """The workload in hours of more prefill, and of more decode, than usual."""
         load = self.written.load
         asked = PeakFields() if isinstance(load, str) or load.peaks is None else load.peaks
-        factors = [dict.fromkeys(PEAKING[phase], getattr(asked, phase)) for phase in PEAKING]
+        factors = [dict.fromkeys(PEAKING[phase], float(getattr(asked, phase))) for phase in PEAKING]
         return [
             workload(scaled_spec(self.session_spec, by, "load.peaks"), context, cv)
             for by in factors

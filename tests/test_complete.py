@@ -40,7 +40,9 @@ def test_it_lists_exactly_what_costs_no_more_and_the_cheapest_first(task, limit)
         return count * price[columns[f"{pool}_accelerator"]]
 
     cost = usd("prefill") + split * usd("decode")
-    ids, listed = complete._cheapest(space, price, limit, space.size)
+    cheapest = complete._cheapest(space, price, limit, space.size)
+    assert cheapest is not None
+    ids, listed = cheapest
     assert sorted(ids) == np.flatnonzero(cost <= limit).tolist()
     assert listed == pytest.approx(cost[ids]) and (np.diff(listed) >= 0.0).all()
     if len(ids):

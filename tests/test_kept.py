@@ -1,5 +1,6 @@
 """A KV cache that keeps a part: by hand, at its limits, and on the link, in memory and in a decode step."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -49,7 +50,8 @@ def test_a_smaller_cache_holds_more_sessions_decodes_faster_and_crosses_the_link
 
 def test_a_window_holds_whole_what_is_shorter_and_no_more_of_what_is_longer(make_study, found):
     whole, window = (make_study(f"kv_kept={kept}").catalog.llm for kept in ("1", "{sinks: 0, window: 2000}"))
-    held = [[float(n * kv_bytes_per_token(llm, 2.0, n)) for n in (500.0, 2000.0, 20_000.0)] for llm in (whole, window)]
+    lengths, two = jnp.array([500.0, 2000.0, 20_000.0]), jnp.float32(2.0)
+    held = [[float(n * kv_bytes_per_token(llm, two, n)) for n in lengths] for llm in (whole, window)]
     assert held[1] == pytest.approx([held[0][0], held[0][1], held[0][1]])
     for name in ("tpot_mean_s", "ttft_mean_s"):
         assert (found["{window: 2000}"][name] < found["1"][name]).all(), name
