@@ -26,7 +26,7 @@ from breakeven.optimizer.complete import complete
 from breakeven.optimizer.encoding import Encoding
 from breakeven.optimizer.exhaustive import Task
 from breakeven.optimizer.front import MAXIMISED, non_dominated
-from breakeven.optimizer.polish import polish
+from breakeven.optimizer.polish import Seen, polish
 from breakeven.optimizer.quality import History
 from breakeven.optimizer.refine import refine
 from breakeven.optimizer.search import Found, Progress
@@ -76,6 +76,7 @@ class Search:
     history: History = field(default_factory=History)
     scale: Scale | None = None
     started: float = 0.0
+    seen: Seen = field(default_factory=Seen)
 
     @classmethod
     def of(cls, task: Task, settings: Settings, study: optuna.Study, found: Found, block: int = BLOCK) -> "Search":
@@ -140,9 +141,12 @@ class Search:
             left = np.setdiff1d(left, left[np.isin(self.structures.of(ids[left]), chosen)])
         return chosen
 
-    def take_up(self) -> int:
-        """Merge what the study's complete trials found, and record it batch by batch; returns how many there are."""
-        trials = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    def take_up(self, alone: bool) -> int:
+        """Merge what the study's complete trials found, and record it batch by batch; returns how many there are. Where
+        it searches `alone`, the neighbourhood is searched between batches, as it was before an interruption."""
+        trials = self._complete()
+        if alone:
+            self.polish()
         self.record(0)
         for number, trial in enumerate(trials, start=1):
             if "found" in trial.user_attrs:
@@ -151,8 +155,17 @@ class Search:
                 self.sweeper.known[structure] = Swept(structure, found, trial.constraints[LIMITS])
                 self.found.merge(found)
             if number % self.batch == 0:
+                if alone:
+                    self.polish()
                 self.record(number)
         return len(trials)
+
+    def polish(self) -> None:
+        """Search the neighbourhood of the front; the structures that this brings onto it are the next trials."""
+        polish(self.task, self.structures, self.found, self.seen)
+        for structure in dict.fromkeys(self.structures.of(self.found.archive.ids).tolist()):
+            if structure not in self.sweeper.known:
+                self.study.enqueue_trial(self.encoding.parameters(structure), skip_if_exists=True)
 
     def tell(self, trial: optuna.Trial, swept: Swept, first: bool) -> list[float]:
         """Write what a structure came to into its trial, in few transactions; returns the values to tell."""
@@ -179,10 +192,13 @@ class Search:
     def finish(self) -> None:
         """Refine the front by gradients where asked to, then search its neighbourhood."""
         if self.settings.refine:
-            polish(self.task, self.structures, self.found)
+            polish(self.task, self.structures, self.found, self.seen)
             refine(self.task, self.structures, self.found, self.settings.seed)
-        polish(self.task, self.structures, self.found)
-        self.record(len(self.study.trials))
+        polish(self.task, self.structures, self.found, self.seen)
+        self.record(len(self._complete()))
+
+    def _complete(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
 def _corners(front: np.ndarray, costs: np.ndarray) -> list[list[float]]:
@@ -243,7 +259,7 @@ def search_alone(
     storage, file = _own_storage(folder, settings)
     search = Search.of(task, settings, open_study(storage, task, settings), found)
     search.prepare()
-    study, finished = search.study, search.take_up()
+    study, finished = search.study, search.take_up(alone=True)
     done = study.user_attrs.get(BATCH_KEY, 0)
     while finished < settings.trials and not search.over:
         # A sampler of its own for each batch: a study that is continued goes on as it would have.
@@ -252,6 +268,7 @@ def search_alone(
         _judge_batch(search, asked)
         done, finished = done + 1, finished + len(asked)
         study.set_user_attr(BATCH_KEY, done)
+        search.polish()
         if file is not None:
             file.flush()
         search.record(finished)
@@ -296,7 +313,7 @@ def search_together(task: Task, settings: Settings, found: Found, progress: Prog
     with database(url) as storage:
         search = join(Search.of(task, settings, open_study(storage, task, settings), found, ONE_TRIAL))
         work(search, progress)
-        search.take_up()
+        search.take_up(alone=False)
         search.finish()
     return search
 
