@@ -182,7 +182,7 @@ class Search:
     @property
     def over(self) -> bool:
         late = time.perf_counter() - self.started > self.settings.seconds
-        return late or (self.settings.early_stop and self.history.still)
+        return late or (self.settings.early_stop and self.history.still(self.task.evaluator.space.size))
 
     def record(self, trials: int) -> None:
         """Note how far the front has come."""

@@ -9,6 +9,8 @@ from breakeven.optimizer.front import hypervolume
 
 GAIN = 1e-3  # relative growth of the hypervolume below which a front stands still
 PATIENCE = 2  # records without more than that
+LONG_PATIENCE = 10  # where less than this share of a space was evaluated, and a front may stand on an accident:
+THIN = 0.01
 
 
 @dataclass
@@ -24,12 +26,12 @@ class History:
         value = 0.0 if self.reference is None or not len(costs) else hypervolume(costs, self.reference)
         self.records.append((trials, evaluated, seconds, value))
 
-    @property
-    def still(self) -> bool:
-        """Whether the last records added next to nothing."""
-        if len(self.records) <= PATIENCE:
+    def still(self, size: float) -> bool:
+        """Whether the last records added next to nothing, in a space of `size` candidates."""
+        patience = PATIENCE if self.records and self.records[-1][1] >= THIN * size else LONG_PATIENCE
+        if len(self.records) <= patience:
             return False
-        before, now = self.records[-1 - PATIENCE][-1], self.records[-1][-1]
+        before, now = self.records[-1 - patience][-1], self.records[-1][-1]
         return now > 0.0 and now - before <= GAIN * now
 
     @property
