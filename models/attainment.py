@@ -15,6 +15,7 @@ from jax.scipy.special import ndtri
 
 from breakeven.models.numerics import TINY, gamma_cdf, gamma_quantile, normal_cdf, power, ramp
 from breakeven.models.queueing import Wait, add_waits
+from breakeven.models.stress import Losses
 
 SMOOTH = 0.02  # bounds are smoothed by this share of the service time, so that attainment has a gradient
 SMOOTH_TOKEN = 0.01  # and those of TPOT, whose spread is a few percent, by this one
@@ -27,15 +28,6 @@ class Bound:
 
     bound_s: Array
     fraction: Array
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Losses:
-    """Replicas that any one pool may lose while the target still holds."""
-
-    pools: Array  # labels of the pools that lose them, one after another, shape (pools,)
-    replicas: Array
 
 
 @jax.tree_util.register_dataclass

@@ -39,6 +39,7 @@ class Violations(NamedTuple):
     power: Array
     inventory: Array
     loss: Array  # of the target over what is attained when a pool has lost replicas; -1 where none is to be survived
+    peak: Array  # and over what is attained at a peak of prefill or decode
 
 
 class Doubts(NamedTuple):
@@ -106,6 +107,7 @@ def limits_broken(
         power=money.power_w / economy.max_power_w - 1.0,
         inventory=money.inventory_excess,
         loss=jnp.full_like(busy.prefill, -1.0),
+        peak=jnp.full_like(busy.prefill, -1.0),
     )
 
 

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from breakeven.models.attainment import Attainment, Losses, Slo, attain, shortfall
+from breakeven.models.attainment import Attainment, Slo, attain, shortfall
 from breakeven.models.deployment import Deployment
 from breakeven.models.limits import Doubts, Violations
 from breakeven.models.memory import kv_bytes_per_token
 from breakeven.models.numerics import TINY
 from breakeven.models.performance import Performance, performance
 from breakeven.models.reload import continued_share
+from breakeven.models.stress import Case, cases, without, workload_of
 from breakeven.models.tables import Catalog, Resolved, ResolvedStage, resolve
-from breakeven.models.topology import STAGES
 from breakeven.models.workload import Workload
 
 
@@ -179,11 +179,15 @@ def evaluate(deployment: Deployment, workload: Workload, slo: Slo, catalog: Cata
 
 
 def _evaluate(resolved: Resolved, workload: Workload, slo: Slo, catalog: Catalog) -> Outcome:
-    if slo.losses is None:
+    if slo.losses is None and workload.peaks is None:
         return _as_it_is(resolved, workload, slo, catalog)
-    usual, attained = _through_losses(resolved, workload, slo, slo.losses, catalog)
-    violations = usual.violations._replace(loss=1.0 - jnp.min(attained, 0) / slo.target)
-    kept = violations.loss <= 0.0
+    usual, lost, peaks = _under_stress(resolved, workload, slo, catalog)
+
+    def excess(attained: Array) -> Array:
+        return jnp.max(1.0 - attained / slo.target, 0, initial=-1.0)
+
+    violations = usual.violations._replace(loss=excess(lost), peak=excess(peaks))
+    kept = (violations.loss <= 0.0) & (violations.peak <= 0.0)
     return usual._replace(
         feasible=usual.feasible & kept,
         meets_slo=usual.meets_slo & kept,
@@ -196,37 +200,29 @@ def _as_it_is(resolved: Resolved, workload: Workload, slo: Slo, catalog: Catalog
     return outcome(resolved, found, attain(found.latency, slo), slo, workload, catalog)
 
 
-def _through_losses(
-    resolved: Resolved, workload: Workload, slo: Slo, losses: Losses, catalog: Catalog
-) -> tuple[Outcome, Array]:
-    """(the outcome with all replicas, attainment after each pool's loss, (pools, n)): one evaluation, compiled once."""
+def _under_stress(resolved: Resolved, workload: Workload, slo: Slo, catalog: Catalog) -> tuple[Outcome, Array, Array]:
+    """(the outcome in usual hours, attainment after each pool's loss, (pools, n), and at each peak, (peaks, n)): one
+    evaluation, compiled once."""
+    replicas = jnp.float32(0.0) if slo.losses is None else slo.losses.replicas
 
-    def after(pool: Array) -> tuple[Outcome, Array]:
-        left, alive = _without(resolved, pool, losses.replicas)
-        found = _as_it_is(left, workload, slo, catalog)
+    def of(case: Case) -> tuple[Outcome, Array]:
+        left, alive = without(resolved, case.pool, replicas)
+        found = _as_it_is(left, workload_of(case, workload), slo, catalog)
         return found, jnp.where(alive, found.slo_attainment, 0.0)
 
-    found, attained = lax.map(after, jnp.concatenate([jnp.full((1,), -1, losses.pools.dtype), losses.pools]))
-    return jax.tree.map(lambda leaf: leaf[0], found), attained[1:]
-
-
-def _without(resolved: Resolved, pool: Array, replicas: Array) -> tuple[Resolved, Array]:
-    """(a deployment whose `pool` has lost so many replicas, whether it has any left)."""
-    stages, alive = {}, jnp.ones_like(resolved.routing, dtype=bool)
-    for name, stage in zip(STAGES, resolved.stages, strict=True):
-        here = stage.choice.pool == pool
-        left = stage.choice.replicas - jnp.where(here, replicas, 0.0)
-        alive = alive & (left > 0.5)
-        choice = dataclasses.replace(stage.choice, replicas=jnp.maximum(left, 1.0))
-        stages[name] = dataclasses.replace(stage, choice=choice)
-    return dataclasses.replace(resolved, **stages), alive
+    every, peaks = cases(slo.losses, workload)
+    found, attained = lax.map(of, every)
+    first_peak = attained.shape[0] - peaks
+    return jax.tree.map(lambda leaf: leaf[0], found), attained[1:first_peak], attained[first_peak:]
 
 
 @jax.jit
-def attained_after_losses(deployment: Deployment, workload: Workload, slo: Slo, catalog: Catalog) -> Array:
-    """SLO attainment after the loss of replicas of each of the SLO's pools, (pools, n)."""
-    assert slo.losses is not None
-    return _through_losses(resolve(deployment, catalog), workload, slo, slo.losses, catalog)[1]
+def attained_under_stress(
+    deployment: Deployment, workload: Workload, slo: Slo, catalog: Catalog
+) -> tuple[Array, Array]:
+    """SLO attainment after the loss of replicas of each of the SLO's pools, (pools, n), and at each of the workload's
+    peaks, (peaks, n)."""
+    return _under_stress(resolve(deployment, catalog), workload, slo, catalog)[1:]
 
 
 LIGHTEST, HEAVIEST = 1e-6, 1e4  # sessions per second that `evaluate_max_load` searches between

@@ -154,10 +154,10 @@ def session_spec(workload: str | Mapping[str, Any], field: str = "workload") -> 
         name = pick(where, given["preset"], preset_names())
         base = table("workloads")[name]
     own = {key: value for key, value in given.items() if key in FIELDS}
-    return _scaled(_parse(name, own, {**_DEFAULTS, **base, **own}, field), given.get("scale", {}), f"{field}.scale")
+    return scaled_spec(_parse(name, own, {**_DEFAULTS, **base, **own}, field), given.get("scale", {}), f"{field}.scale")
 
 
-def _scaled(spec: SessionSpec, factors: object, field: str) -> SessionSpec:
+def scaled_spec(spec: SessionSpec, factors: object, field: str) -> SessionSpec:
     """The spec with some of its distributions scaled, held inside their ranges; growth early and later alike."""
     if not isinstance(factors, Mapping):
         raise InputError(field, factors, "a table of fields and factors")

@@ -5,6 +5,7 @@ traced code and another one does not recompile. Tokens and seconds.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
@@ -125,6 +126,7 @@ class Workload:
         return self.forks.main_calls * call_mean_s + (self.forks.main_calls - 1.0) * gap_s
 
     images: Images | None = None  # None: no call has anything to encode
+    peaks: "Workload | None" = None  # hours of another mix, to be served too; leaves (peaks, …)
 
 
 def workload(
@@ -153,6 +155,13 @@ def _build(spec: SessionSpec, max_context: float, arrival_cv: float, sessions: i
 def _fork_time(built: Workload, forks: Forks, gap: tuple[float, float]) -> ForkTime:
     values = built.calls_per_session, forks.probability, forks.calls, *gap, *largest_normal(forks.width)
     return ForkTime(*(_leaf(value) for value in values))
+
+
+def with_peaks(usual: Workload, peaks: Sequence[Workload]) -> Workload:
+    """A workload with hours of other mixes, at the same load; none leave it as it is."""
+    if not peaks:
+        return usual
+    return replace(usual, peaks=jax.tree.map(lambda *leaves: _leaf(np.stack(leaves)), *peaks))
 
 
 def recorded_workload(sessions: Sessions, arrival_cv: float = 1.0) -> Workload:

@@ -145,8 +145,10 @@ class Evaluator:
                 columns |= {f"doubt_{k}": np.asarray(v)[:n] for k, v in value._asdict().items()}
             else:
                 columns[name] = np.asarray(value)[:n]
-        if self.slo.losses is not None:
-            columns["lost_attainment"] = (1.0 - columns["excess_loss"]) * float(self.slo.target)
+        stresses = {"loss": ("lost", self.slo.losses), "peak": ("peak", self.workload.peaks)}
+        for limit, (name, stress) in stresses.items():
+            if stress is not None:
+                columns[f"{name}_attainment"] = (1.0 - columns[f"excess_{limit}"]) * float(self.slo.target)
         if p95 is not None:
             columns["session_p95_s"] = np.asarray(p95)[:n]
         return columns
@@ -233,6 +235,7 @@ REASONS = {
     "power": "over max_power_kw",
     "inventory": "over inventory",
     "loss": "misses the target with replicas of a pool lost",
+    "peak": "misses the target at a peak of prefill or decode",
 }
 
 DOUBTS = {

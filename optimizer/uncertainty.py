@@ -82,6 +82,8 @@ def _workload(workload: Workload, factor: dict[str, np.ndarray]) -> Workload:
         changes["gap_mean_s"] = np.float32(np.asarray(workload.gap_mean_s) * f)
         changes["gap_var_s"] = np.float32(np.asarray(workload.gap_var_s) * f * f)
         changes["cache_work"] = np.asarray(np.asarray(workload.cache_work) + np.log(f), np.float32)
+        if workload.peaks is not None:
+            changes["peaks"] = _workload(workload.peaks, {"tool_time": factor["tool_time"]})
     return dataclasses.replace(workload, **changes)
 
 

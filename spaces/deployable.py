@@ -14,9 +14,8 @@ from breakeven.models.support import (
     transfer_support,
     weights_support,
 )
+from breakeven.spaces.formats import by_kv, part
 from breakeven.spaces.space import Family, Names, Space
-
-Rows = dict[str, np.ndarray]
 
 
 def deployable(space: Space, engine: str) -> Space:
@@ -25,7 +24,7 @@ def deployable(space: Space, engine: str) -> Space:
     A family becomes several where KV formats run on different accelerators, or where the pools of a split could stand
     on accelerators of makers that the engine does not mix. Pools with different weight formats stay.
     """
-    kept = [part for family in space.families for part in _deployable(family, space.names, engine)]
+    kept = [found for family in space.families for found in _deployable(family, space.names, engine)]
     return Space(tuple(kept), space.names)
 
 
@@ -37,32 +36,16 @@ def _deployable(family: Family, names: Names, engine: str) -> Iterator[Family]:
     moves = [k for k in family.kv_transfer if all(transfer_support(engine, a).today for a in names.transfers[k].asks)]
     family = dataclasses.replace(family, kv_transfer=np.array(moves, np.int64))
     groups = [np.ones(len(makers), bool)] if mixed else [makers == maker for maker in dict.fromkeys(makers)]
-    for kv, runs in _by_kv(family, names, engine):
+    for kv, runs in by_kv(family, names, lambda *choice: _runs(engine, *choice)):
         for group in groups:
-            allowed = runs & group[:, None]
-            tables = tuple(_rows(table, allowed[table["accelerator"], table["weights"]]) for table in family.tables)
-            part = dataclasses.replace(family, tables=tables, kv=kv)
-            if part.size:
-                yield part
-
-
-def _by_kv(family: Family, names: Names, engine: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(KV formats, which weights run on which accelerator beside them), formats that agree together."""
-    alike: dict[bytes, tuple[list[int], np.ndarray]] = {}
-    for k in family.kv:
-        runs = np.array([[_runs(engine, a, w, names.kv[k]) for w in names.weights] for a in names.accelerators], bool)
-        alike.setdefault(runs.tobytes(), ([], runs))[0].append(int(k))
-    for formats, runs in alike.values():
-        yield np.array(formats), runs
+            found = part(family, kv, runs & group[:, None])
+            if found.size:
+                yield found
 
 
 def _runs(engine: str, accelerator: Accelerator, weights: str, kv: str) -> bool:
     facts = accelerator_support(engine, accelerator), weights_support(engine, weights, accelerator)
     return all(fact.today for fact in (*facts, kv_support(engine, kv, accelerator)))
-
-
-def _rows(table: Rows, mask: np.ndarray) -> Rows:
-    return {name: column[mask] for name, column in table.items()}
 
 
 def what_is_missing(space: Space, engine: str) -> str:

@@ -10,7 +10,7 @@ from breakeven.models.deployment import Deployment
 from breakeven.models.kernel_curves import extrapolated, sources
 from breakeven.models.local import Correction
 from breakeven.models.performance import Performance
-from breakeven.models.serving import attained_after_losses
+from breakeven.models.serving import attained_under_stress
 from breakeven.models.tables import resolve
 from breakeven.models.topology import topology
 from breakeven.models.workload import Workload
@@ -66,7 +66,7 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
         "time to first token, mean": _first_token(found, row),
         "decode step, mean": _step(found),
         **_bills(study, evaluator, row, title),
-        **_losses(study, workload, deployment, row),
+        **_stress(study, workload, deployment, row),
         "use": _use(row),
         "memory of one engine": _memory(found, study),
         "money and power": _money(row, study),
@@ -108,15 +108,23 @@ def _slo(study: Study, met: Any, row: dict[str, Any]) -> Section:
     return out | {name: row[name] for name in percentiles}
 
 
-def _losses(study: Study, workload: Workload, deployment: Deployment, row: dict[str, Any]) -> dict[str, Section]:
-    """The attainment that is left after each pool's loss; nothing where the study asks for none."""
-    if study.slo.losses is None:
+def _stress(study: Study, workload: Workload, deployment: Deployment, row: dict[str, Any]) -> dict[str, Section]:
+    """The attainment that is left after each pool's loss, and at each peak; nothing where the study asks for none."""
+    if study.slo.losses is None and workload.peaks is None:
         return {}
-    left = attained_after_losses(deployment, workload, study.slo, study.catalog)
-    pools = topology(row["topology"]).pools
-    lost = study.written.limits.lost_replicas
+    lost, peaks = attained_under_stress(deployment, workload, study.slo, study.catalog)
+    pools, load = topology(row["topology"]).pools, study.written.load
+    asked = None if isinstance(load, str) else load.peaks
+    times = {} if asked is None else {phase: factor for phase, factor in asked if factor > 1.0}
+    named = [f"{factor:g} times the tokens of {phase}" for phase, factor in times.items()]
+    sections = {
+        f"SLO attainment with {study.written.limits.lost_replicas} of a pool's replicas lost": (pools, lost),
+        "SLO attainment at peaks": (named, peaks),
+    }
     return {
-        f"SLO attainment with {lost} of a pool's replicas lost": dict(zip(pools, np.asarray(left)[:, 0], strict=False))
+        title: dict(zip(names, np.asarray(left)[:, 0].tolist(), strict=False))
+        for title, (names, left) in sections.items()
+        if len(left)
     }
 
 

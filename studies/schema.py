@@ -113,12 +113,20 @@ class SloFields(_Strict):
         return self
 
 
+class PeakFields(_Strict):
+    """Hours in which the tokens to prefill, or to generate, are so many times the usual, the others being as usual."""
+
+    prefill: Annotated[float, Field(ge=1, le=100)] = 1.0
+    decode: Annotated[float, Field(ge=1, le=100)] = 1.0
+
+
 class Load(_Strict):
-    """How much work comes: exactly one of the three."""
+    """How much work comes: exactly one of the three rates; and what it peaks at."""
 
     sessions_per_second: Annotated[float, Field(gt=0, le=1e6)] | None = None
     calls_per_second: Annotated[float, Field(gt=0, le=1e7)] | None = None
     concurrent_sessions: Annotated[float, Field(ge=1, le=1e8)] | None = None
+    peaks: PeakFields | None = None  # of prefill and of decode, each on its own
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "Load":
@@ -154,13 +162,21 @@ class PriceFields(_Strict):
     spot: SpotFields = SpotFields()
 
 
+class QualityFields(_Strict):
+    """Least score that the formats of weights and KV cache must have in a table."""
+
+    table: str  # a CSV file: weights, kv, score; with llm, of several models
+    at_least: float
+
+
 class Limits(_Strict):
-    """What a fleet may cost, draw and consist of, and whether it must run today."""
+    """What a fleet may cost, draw and consist of, how good its formats are, and whether it must run today."""
 
     budget_usd_per_hour: Positive | None = None
     max_power_kw: Positive | None = None
     inventory: dict[str, Annotated[int, Field(ge=0, le=10_000_000)]] | None = None
     lost_replicas: Annotated[int, Field(ge=0, le=1000)] = 0  # that any one pool may lose while the target still holds
+    quality: QualityFields | None = None
     deployable: Literal["any", "today"] = "any"  # today: only what the study's engine supports (support.toml)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from breakeven.models.architecture import Architecture
-from breakeven.models.attainment import Bound, Losses, Slo
+from breakeven.models.attainment import Bound, Slo
 from breakeven.models.business_case import ApiPrice, api_price
 from breakeven.models.catalog import table
 from breakeven.models.forks import sample_forks
@@ -22,17 +22,17 @@ from breakeven.models.llm import LLM, llm
 from breakeven.models.media import seen_by
 from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownership
 from breakeven.models.prices import Prices, read_skypilot
-from breakeven.models.sessions import SessionSpec, sample_sessions, session_spec
+from breakeven.models.sessions import SessionSpec, sample_sessions, scaled_spec, session_spec
 from breakeven.models.speculation import speculation
+from breakeven.models.stress import Losses
 from breakeven.models.tables import Catalog, Economy, Engine, catalog, engine
 from breakeven.models.tiers import stack
 from breakeven.models.topology import ANY, TOPOLOGIES, Topology, any_topology, topology
 from breakeven.models.transfer_ways import transfer_way
-from breakeven.models.workload import Workload, recorded_workload, workload
+from breakeven.models.workload import Workload, recorded_workload, with_peaks, workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.simulator import Simulator
 from breakeven.optimizer.uncertainty import UNCERTAIN, Draw, Factor, RobustEvaluator, draws
-from breakeven.spaces.deployable import deployable, what_is_missing
 from breakeven.spaces.space import (
     ROUTING,
     Domains,
@@ -43,9 +43,11 @@ from breakeven.spaces.space import (
     first_broken_rule,
 )
 from breakeven.studies.local_file import Corrected, applicable, as_arrays, read_local
+from breakeven.studies.narrowed import narrowed
 from breakeven.studies.recorded import Recorded, recorded, workload_fields
 from breakeven.studies.schema import (
     BoundFields,
+    PeakFields,
     PoolChoices,
     Range,
     StudyFile,
@@ -74,6 +76,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 ROLES = ("shared", "encode", "prefill", "decode", "attention", "ffn")
+PEAKING = {"prefill": ("first_prompt_tokens", "growth_tokens"), "decode": ("output_tokens",)}  # what a peak multiplies
 ENCODERS = ("bf16", "fp8", "int8", "fp4")  # formats of a vision encoder's weights and products
 ENCODED_TOGETHER = 8  # images in one pass of an encoder of its own, where a study does not say
 
@@ -256,15 +259,8 @@ class Study:
         if space.size == 0:
             rule = first_broken_rule(self._pool_domain(topologies[0], 0), self.names, self.architecture)
             raise InputError("space", "empty", f"no configuration is valid; most break: {rule}")
-        return self._deployable(space) if self.written.limits.deployable == "today" else space
-
-    def _deployable(self, space: Space) -> Space:
-        kept = deployable(space, self.engine_name)
-        if kept.size == 0:
-            missing = what_is_missing(space, self.engine_name)
-            words = f"{self.engine_name} runs none of this space, not: {missing}"
-            raise InputError("limits.deployable", "today", words)
-        return kept
+        limits, folder = self.written.limits, Path(self.file).parent
+        return narrowed(space, limits, self.architecture.name, self.engine_name, folder)
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -389,9 +385,11 @@ class Study:
         cv = 1.0 if isinstance(arrivals, str) else arrivals.cv
         context = float(self.architecture.max_context)
         if self.recorded:
+            if not isinstance(load, str) and load.peaks is not None:
+                raise InputError("load.peaks", "given", "nothing with a recorded workload, which has its own")
             base = recorded_workload(self.recorded.sessions(context), cv)
         else:
-            base = workload(self.session_spec, context, cv)
+            base = with_peaks(workload(self.session_spec, context, cv), self._peaks(context, cv))
         if isinstance(load, str):
             return dataclasses.replace(base, sessions_per_second=np.float32(1.0))
         if load.concurrent_sessions is not None:
@@ -401,6 +399,17 @@ class Study:
             assert load.calls_per_second is not None
             rate = load.calls_per_second / float(base.calls_per_session)
         return dataclasses.replace(base, sessions_per_second=np.float32(rate))
+
+    def _peaks(self, context: float, cv: float) -> list[Workload]:
+        """The workload in hours of more prefill, and of more decode, than usual."""
+        load = self.written.load
+        asked = PeakFields() if isinstance(load, str) or load.peaks is None else load.peaks
+        factors = [dict.fromkeys(PEAKING[phase], getattr(asked, phase)) for phase in PEAKING]
+        return [
+            workload(scaled_spec(self.session_spec, by, "load.peaks"), context, cv)
+            for by in factors
+            if max(by.values()) > 1.0
+        ]
 
     @cached_property
     def slo(self) -> Slo:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from breakeven.models.serving import attained_after_losses, evaluate
+from breakeven.models.serving import attained_under_stress, evaluate
 from breakeven.optimizer.evaluator import REASONS, reasons
 from breakeven.studies.deployment_file import Deployed
 from breakeven.studies.explain import explain
@@ -51,7 +51,7 @@ def test_more_losses_are_never_better(study):
     for lost in (1.0, 2.0):
         losses = dataclasses.replace(study.slo.losses, replicas=np.float32(lost))
         slo = dataclasses.replace(study.slo, losses=losses)
-        left.append(np.asarray(attained_after_losses(deployment, study.workload, slo, study.catalog)))
+        left.append(np.asarray(attained_under_stress(deployment, study.workload, slo, study.catalog)[0]))
     usual = np.asarray(evaluate(deployment, study.workload, study.slo, study.catalog).slo_attainment)
     assert left[0].shape == (2, len(usual))
     assert (left[1] <= left[0] + 1e-3).all() and (left[0] <= usual + 1e-3).all()
