@@ -156,7 +156,7 @@ def keep(case: Case | None, made: dict[str, Any], path: Path) -> None:
     known = {} if case is None else {"rate": case.rate, "hit": case.hit, "saturated": case.saturated}
     parts = {} if case is None else case.seconds
     seconds = {f"{name}-{k}": np.float32(part) for name, runs in parts.items() for k, part in enumerate(runs)}
-    np.savez(path, about=json.dumps({"made": made, **known}), **seconds)
+    np.savez(path, allow_pickle=False, about=np.array(json.dumps({"made": made, **known})), **seconds)
 
 
 def kept(path: Path) -> Case | None:
