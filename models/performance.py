@@ -38,7 +38,7 @@ from breakeven.models.settle import (
 )
 from breakeven.models.steps import StepTime
 from breakeven.models.tables import Catalog, Resolved
-from breakeven.models.waits import CallWaits, call_waits
+from breakeven.models.waits import CallWaits, Reads, call_waits
 from breakeven.models.workload import Workload
 
 
@@ -56,7 +56,7 @@ class Performance(NamedTuple):
     decode_step: StepTime
     prefill_call: StepTime  # of the mean call that finds its prefix
     admission: Wait
-    reload: Wait  # for the prefix from the tiers below HBM
+    reads: Reads  # of prefixes from the tiers below HBM
     encode: Wait  # for such an encoder
     fleet: Fleet
     violations: Violations
@@ -279,7 +279,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         point.prefill_utilization,
         decode_use,
         waits.link_utilization,
-        waits.reload_utilization,
+        waits.reads.utilization,
         waits.encode_utilization,
     )
     money = fleet(resolved, catalog.economy, pool_use(resolved, busy))
@@ -295,7 +295,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         decode_step=decode_step_at(pools, catalog.llm, state.batch, workload.decode_context),
         prefill_call=prefill.terms,
         admission=waits.admission,
-        reload=waits.reload,
+        reads=waits.reads,
         encode=waits.encode,
         fleet=money,
         violations=limits_broken(resolved, pools, workload, busy, money, catalog),

@@ -8,10 +8,35 @@ from jax import Array
 from breakeven.models.context_parallel import ranks
 from breakeven.models.llm import LLM
 from breakeven.models.memory import kv_bytes_per_token
+from breakeven.models.numerics import TINY
 from breakeven.models.steps import kv_shards
 from breakeven.models.tables import Resolved
 from breakeven.models.tiers import TierRows
 from breakeven.models.workload import PrefillNodes, Workload
+
+
+class Ahead(NamedTuple):
+    """Reading that begins before its call comes, as an agent's framework announces it while the tool still runs."""
+
+    lead_s: Array  # (n, LEVELS)
+    read_s: Array  # by node of continued calls, (n, LEVELS, nodes)
+    weight: Array  # of the nodes, (n, nodes)
+
+    def waited(self, k: int, busy: Array, queue_s: Array) -> tuple[Array, Array, Array]:
+        """(probability that a read from tier k outlasts its lead, mean of what is left if it does, its squared CV).
+
+        A read of r seconds waits behind others with probability `busy`, exponentially: what is left of an exponential
+        wait is as long.
+        """
+        late = self.read_s[:, k] - self.lead_s[:, k, None]
+        tail_s = (queue_s / jnp.maximum(busy, TINY))[:, None]
+        wait = busy[:, None] * jnp.exp(jnp.minimum(late, 0.0) / jnp.maximum(tail_s, TINY))
+        sure = jnp.maximum(late, 0.0)
+        chance = jnp.sum(self.weight * jnp.where(late > 0.0, 1.0, wait), -1)
+        first = jnp.sum(self.weight * (sure + wait * tail_s), -1)
+        second = jnp.sum(self.weight * (sure**2 + 2.0 * wait * tail_s * (sure + tail_s)), -1)
+        mean = first / jnp.maximum(chance, TINY)
+        return chance, mean, jnp.maximum(second / jnp.maximum(chance * mean**2, TINY) - 1.0, 0.0)
 
 
 class Reload(NamedTuple):
@@ -24,6 +49,7 @@ class Reload(NamedTuple):
     second_s2: Array
     shared: Array
     paths: Array  # ways a bundle reads at once, (n,)
+    ahead: Ahead | None  # None: reading begins when the call comes
 
 
 def tier_bytes_per_s(tiers: TierRows, nic_bytes_per_s: Array, host_bytes_per_s: Array) -> Array:
@@ -38,8 +64,8 @@ def reload(
     """Tiers of each candidate, (n, LEVELS); None where the catalogue has none.
 
     Every rank that holds a shard of the cache reads it over its own path. `recompute_s` is what computing a lost
-    prefix anew adds to a continued call, mean, (n,): a tier that takes longer is not used. `workers` engines share a
-    prefill bundle.
+    prefix anew adds to a continued call, mean, (n,): a tier that a call waits longer for is not used. `workers` engines
+    share a prefill bundle.
     """
     tiers = resolved.tiers
     if tiers is None:
@@ -59,8 +85,15 @@ def reload(
     per_token = kv_bytes_per_token(llm, kv, workload.mean_prompt)
     held = tiers.capacity_bytes * (accelerators / per_token)[:, None]
     held = held * jnp.where(tiers.shared > 0.5, choice.replicas[:, None], workers[:, None])
-    quicker = mean_s < recompute_s[:, None]
-    return Reload(jnp.where(quicker, held, 0.0), mean_s, second_s2, tiers.shared, choice.data_parallel * workers)
+    ahead, waited_s = None, mean_s
+    if tiers.prefetch_s is not None:
+        read_s = tiers.latency_s[..., None] + size[:, None, :] * pace[..., None]
+        weight = nodes.weight * jnp.where(size > 0.0, 1.0, 0.0)
+        ahead = Ahead(tiers.prefetch_s, read_s, weight / jnp.maximum(jnp.sum(weight, -1, keepdims=True), TINY))
+        waited_s = jnp.sum(ahead.weight[:, None] * jnp.maximum(read_s - ahead.lead_s[..., None], 0.0), -1)
+    quicker = waited_s < recompute_s[:, None]
+    paths = choice.data_parallel * workers
+    return Reload(jnp.where(quicker, held, 0.0), mean_s, second_s2, tiers.shared, paths, ahead)
 
 
 def continued_share(workload: Workload) -> Array:

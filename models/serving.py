@@ -155,7 +155,7 @@ def outcome(
         utilization_encode=found.utilization_encode,
         decode_batch=found.point.state.batch / found.pools.decode.workers,
         cache_hit=1.0 - found.point.state.miss,
-        cache_reload=found.reload.probability / continued_share(workload),
+        cache_reload=found.reads.share / continued_share(workload),
         mfu_prefill=calls * prefill_flops / _phase_total(*p, "bf16_flops_per_s"),
         mfu_decode=decode_tokens
         * _model_flops_per_token(catalog, workload.decode_context)

@@ -29,6 +29,7 @@ _RANGES = {
     "latency_us": (0.0, 1e7),
     "capacity_gb": (0.0, 1e9),
     "usd_per_gb_month": (0.0, 1e4),
+    "prefetch_s": (0.0, 1e5),
 }
 _ABOUT = ("recalled", "sources", "as_of", "notes")
 _FIELDS = (*_RANGES, "path", "shared", *_ABOUT)
@@ -46,6 +47,7 @@ class Tier:
     capacity_bytes: float
     usd_per_hour: float
     shared: bool  # every replica finds in it what another one left
+    prefetch_s: float = 0.0  # before a call comes (its tool still runs) that reading its prefix back begins
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def tiers() -> dict[str, Tier]:
 
 
 def _tier(id: str, row: Mapping[str, Any], field: str) -> Tier:
-    given = {"read_gbs": math.inf} | dict(row)
+    given = {"read_gbs": math.inf, "prefetch_s": 0.0} | dict(row)
     n = {k: v if v == math.inf else number(f"{field}.{k}", v, *_RANGES[k]) for k, v in given.items() if k in _RANGES}
     for name in (name for name in (*_RANGES, "path", "shared") if name not in given):
         raise InputError(f"{field}.{name}", None, "needed in a tier")
@@ -78,6 +80,7 @@ def _tier(id: str, row: Mapping[str, Any], field: str) -> Tier:
         capacity_bytes=n["capacity_gb"] * 1e9,
         usd_per_hour=n["capacity_gb"] * n["usd_per_gb_month"] / HOURS_PER_MONTH,
         shared=given["shared"],
+        prefetch_s=n["prefetch_s"],
     )
 
 
@@ -146,6 +149,7 @@ class TierRows:
     usd_per_hour: Array
     through_nic: Array  # 1.0: the accelerator's NIC limits reading; 0.0: its host link does
     shared: Array  # 1.0: of the whole pool; 0.0: of one engine
+    prefetch_s: Array | None = None  # before a call comes; None: no tier is read before
 
 
 FASTEST = 1e15  # bytes/s: no limit of its own
@@ -169,4 +173,5 @@ def tier_rows(stacks: Sequence[Stack]) -> TierRows | None:
         usd_per_hour=leaf(lambda t: t.usd_per_hour),
         through_nic=leaf(lambda t: float(t.path == "nic")),
         shared=leaf(lambda t: float(t.shared)),
+        prefetch_s=leaf(lambda t: t.prefetch_s) if any(t.prefetch_s for row in stacks for t in row.tiers) else None,
     )

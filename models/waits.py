@@ -27,6 +27,14 @@ from breakeven.models.reload import continued_share
 from breakeven.models.workload import Workload
 
 
+class Reads(NamedTuple):
+    """Prefixes read back from tiers below HBM; shapes (n,)."""
+
+    wait: Wait  # of a call; never, without tiers
+    share: Array  # of the calls whose prefix is read back
+    utilization: Array  # of the busiest path to a tier
+
+
 class CallWaits(NamedTuple):
     """A call's waits, and what is worth knowing of their parts; shapes (n,)."""
 
@@ -35,8 +43,7 @@ class CallWaits(NamedTuple):
     admission: Wait
     link_utilization: Array
     departures_cv2: Array  # of calls that leave prefill
-    reload: Wait  # for the prefix to be read back into HBM; never, without tiers below it
-    reload_utilization: Array  # of the busiest path to a tier
+    reads: Reads
     encode: Wait  # for an encoder that does not stand in a pool that prefills
     encode_utilization: Array
 
@@ -48,7 +55,8 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
     """
     admission = by_chance(_admission(point, pools, workload, llm), pools, workload)
     link, link_utilization, departures = _link(point, pools)
-    reload, reload_utilization = _reload(point, pools, workload)
+    reads = _reads(point, pools, workload)
+    reload = reads.wait
     queue = _prefill(point, pools, workload, seen)
     turn, held = _pass_in_progress(point, pools), _held_up(point, pools)
     # The brief waits are part of every long one, so this one adds what is longer of it.
@@ -74,8 +82,7 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
         admission,
         link_utilization,
         departures,
-        reload,
-        reload_utilization,
+        reads,
         encode,
         encode_utilization,
     )
@@ -192,14 +199,15 @@ def _held_up(point: OperatingPoint, pools: Pools) -> HeldUp:
     return HeldUp(*(w._replace(probability=jnp.where(alone, w.probability, 0.0)) for w in found))
 
 
-def _reload(point: OperatingPoint, pools: Pools, workload: Workload) -> tuple[Wait, Array]:
-    """(wait for a prefix from the tiers below HBM, utilization of the busiest path to one).
+def _reads(point: OperatingPoint, pools: Pools, workload: Workload) -> Reads:
+    """Prefixes that the tiers below HBM hold.
 
     Reads of an engine from a tier follow one another, M/G/1; data-parallel ranks have paths of their own.
     """
-    total, busiest = _never(point.prefill_rate), jnp.zeros_like(point.prefill_rate)
+    total, none = _never(point.prefill_rate), jnp.zeros_like(point.prefill_rate)
     if pools.reload is None:
-        return total, busiest
+        return Reads(total, none, none)
+    busiest = read = none
     rate = point.prefill_rate * pools.prefill_replicas / workload.calls_per_session
     continued = continued_share(workload)
     above = prefix_found(pools, workload, rate, point.active_tokens, 0)
@@ -207,14 +215,19 @@ def _reload(point: OperatingPoint, pools: Pools, workload: Workload) -> tuple[Wa
     for k in range(pools.reload.shared.shape[-1]):
         found = prefix_found(pools, workload, rate, point.active_tokens, k + 1)
         share, above = jnp.maximum(found - above, 0.0), found
+        read = read + continued * share
         mean, second = pools.reload.mean_s[:, k], pools.reload.second_s2[:, k]
         rho = reads * share * mean
         queue = 0.5 * reads * share * second / (1.0 - jnp.minimum(rho, HIGHEST))
         given = mean + queue
         variance = jnp.maximum(second - mean**2, 0.0) + queue**2
-        total = _either(total, Wait(continued * share, given, variance / (given**2 + TINY)))
+        wait = Wait(continued * share, given, variance / (given**2 + TINY))
+        if pools.reload.ahead is not None:
+            late, given, cv2 = pools.reload.ahead.waited(k, jnp.clip(rho, 0.0, HIGHEST), queue)
+            wait = Wait(wait.probability * late, given, cv2)
+        total = _either(total, wait)
         busiest = jnp.maximum(busiest, rho)
-    return total, busiest
+    return Reads(total, read, busiest)
 
 
 def _either(one: Wait, other: Wait) -> Wait:

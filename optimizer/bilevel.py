@@ -22,10 +22,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from breakeven.models.inputs import InputError
 from breakeven.optimizer import storage as storages
+from breakeven.optimizer.complete import complete
 from breakeven.optimizer.encoding import Encoding
 from breakeven.optimizer.exhaustive import Task
 from breakeven.optimizer.front import MAXIMISED, non_dominated
-from breakeven.optimizer.polish import polish
+from breakeven.optimizer.polish import Seen, polish
 from breakeven.optimizer.quality import History
 from breakeven.optimizer.refine import refine
 from breakeven.optimizer.search import Found, Progress
@@ -75,6 +76,7 @@ class Search:
     history: History = field(default_factory=History)
     scale: Scale | None = None
     started: float = 0.0
+    seen: Seen = field(default_factory=Seen)
 
     @classmethod
     def of(cls, task: Task, settings: Settings, study: optuna.Study, found: Found, block: int = BLOCK) -> "Search":
@@ -121,7 +123,7 @@ class Search:
         if rows and coarse.feasible:
             shown, costs = coarse.shown(rows)
             if len(shown):
-                scale = [costs.min(0).tolist(), costs.max(0).tolist()]
+                scale = _corners(coarse.archive.costs, costs)
                 seeds += self._best_structures(shown, costs)
         for structure in list(dict.fromkeys(seeds))[: 2 * self.batch]:
             self.study.enqueue_trial(self.encoding.parameters(structure), skip_if_exists=True)
@@ -139,9 +141,12 @@ class Search:
             left = np.setdiff1d(left, left[np.isin(self.structures.of(ids[left]), chosen)])
         return chosen
 
-    def take_up(self) -> int:
-        """Merge what the study's complete trials found, and record it batch by batch; returns how many there are."""
-        trials = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    def take_up(self, alone: bool) -> int:
+        """Merge what the study's complete trials found, and record it batch by batch; returns how many there are. Where
+        it searches `alone`, the neighbourhood is searched between batches, as it was before an interruption."""
+        trials = self._complete()
+        if alone:
+            self.polish()
         self.record(0)
         for number, trial in enumerate(trials, start=1):
             if "found" in trial.user_attrs:
@@ -150,8 +155,17 @@ class Search:
                 self.sweeper.known[structure] = Swept(structure, found, trial.constraints[LIMITS])
                 self.found.merge(found)
             if number % self.batch == 0:
+                if alone:
+                    self.polish()
                 self.record(number)
         return len(trials)
+
+    def polish(self) -> None:
+        """Search the neighbourhood of the front; the structures that this brings onto it are the next trials."""
+        polish(self.task, self.structures, self.found, self.seen)
+        for structure in dict.fromkeys(self.structures.of(self.found.archive.ids).tolist()):
+            if structure not in self.sweeper.known:
+                self.study.enqueue_trial(self.encoding.parameters(structure), skip_if_exists=True)
 
     def tell(self, trial: optuna.Trial, swept: Swept, first: bool) -> list[float]:
         """Write what a structure came to into its trial, in few transactions; returns the values to tell."""
@@ -168,7 +182,7 @@ class Search:
     @property
     def over(self) -> bool:
         late = time.perf_counter() - self.started > self.settings.seconds
-        return late or (self.settings.early_stop and self.history.still)
+        return late or (self.settings.early_stop and self.history.still(self.task.evaluator.space.size))
 
     def record(self, trials: int) -> None:
         """Note how far the front has come."""
@@ -178,10 +192,19 @@ class Search:
     def finish(self) -> None:
         """Refine the front by gradients where asked to, then search its neighbourhood."""
         if self.settings.refine:
-            polish(self.task, self.structures, self.found)
+            polish(self.task, self.structures, self.found, self.seen)
             refine(self.task, self.structures, self.found, self.settings.seed)
-        polish(self.task, self.structures, self.found)
-        self.record(len(self.study.trials))
+        polish(self.task, self.structures, self.found, self.seen)
+        self.record(len(self._complete()))
+
+    def _complete(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+
+def _corners(front: np.ndarray, costs: np.ndarray) -> list[list[float]]:
+    """Best and worst of a front, or of all candidates where it has no width."""
+    box = front if (front.max(0) > front.min(0)).all() else costs
+    return [box.min(0).tolist(), box.max(0).tolist()]
 
 
 def _sample(structures: Structures, most: int, rng: np.random.Generator) -> np.ndarray:
@@ -236,7 +259,7 @@ def search_alone(
     storage, file = _own_storage(folder, settings)
     search = Search.of(task, settings, open_study(storage, task, settings), found)
     search.prepare()
-    study, finished = search.study, search.take_up()
+    study, finished = search.study, search.take_up(alone=True)
     done = study.user_attrs.get(BATCH_KEY, 0)
     while finished < settings.trials and not search.over:
         # A sampler of its own for each batch: a study that is continued goes on as it would have.
@@ -245,10 +268,14 @@ def search_alone(
         _judge_batch(search, asked)
         done, finished = done + 1, finished + len(asked)
         study.set_user_attr(BATCH_KEY, done)
+        search.polish()
         if file is not None:
             file.flush()
         search.record(finished)
         progress(finished, settings.trials)
+        search.history.certain = complete(search.task, search.found)
+        if search.history.certain:
+            break
     search.finish()
     progress(settings.trials, settings.trials)
     return search
@@ -286,7 +313,7 @@ def search_together(task: Task, settings: Settings, found: Found, progress: Prog
     with database(url) as storage:
         search = join(Search.of(task, settings, open_study(storage, task, settings), found, ONE_TRIAL))
         work(search, progress)
-        search.take_up()
+        search.take_up(alone=False)
         search.finish()
     return search
 

@@ -88,7 +88,7 @@ class Checkpoint:
 
     def save(self, found: Found, position: int) -> None:
         """Write the rows kept since the last call, then the state that counts them."""
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         for part in found.kept[self.written :]:
             np.savez(self.folder / f"rows-{self.written}.npz", **part)  # pyright: ignore[reportArgumentType]
             self.written += 1
@@ -97,7 +97,7 @@ class Checkpoint:
 
     def note(self, verdict: Verdict) -> None:
         """Append what a simulation showed."""
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         line = json.dumps([self.identity, verdict.candidate, *verdict.attainment, verdict.meets])
         with (self.folder / VERDICTS).open("a", encoding="utf-8") as file:
             file.write(line + "\n")

@@ -9,6 +9,8 @@ from breakeven.optimizer.front import hypervolume
 
 GAIN = 1e-3  # relative growth of the hypervolume below which a front stands still
 PATIENCE = 2  # records without more than that
+LONG_PATIENCE = 10  # where less than this share of a space was evaluated, and a front may stand on an accident:
+THIN = 0.01
 
 
 @dataclass
@@ -17,18 +19,19 @@ class History:
 
     reference: np.ndarray | None = None
     records: list[tuple[int, int, float, float]] = field(default_factory=list)
+    certain: bool = False  # everything that could be on the front was judged
 
     def add(self, trials: int, evaluated: int, seconds: float, costs: np.ndarray) -> None:
         """Record where the search stands."""
         value = 0.0 if self.reference is None or not len(costs) else hypervolume(costs, self.reference)
         self.records.append((trials, evaluated, seconds, value))
 
-    @property
-    def still(self) -> bool:
-        """Whether the last records added next to nothing."""
-        if len(self.records) <= PATIENCE:
+    def still(self, size: float) -> bool:
+        """Whether the last records added next to nothing, in a space of `size` candidates."""
+        patience = PATIENCE if self.records and self.records[-1][1] >= THIN * size else LONG_PATIENCE
+        if len(self.records) <= patience:
             return False
-        before, now = self.records[-1 - PATIENCE][-1], self.records[-1][-1]
+        before, now = self.records[-1 - patience][-1], self.records[-1][-1]
         return now > 0.0 and now - before <= GAIN * now
 
     @property
@@ -48,5 +51,6 @@ class History:
             "reference": None if self.reference is None else self.reference.tolist(),
             "columns": ["trials", "candidates_evaluated", "seconds", "hypervolume"],
             "records": [list(record) for record in self.records],
+            "certain": self.certain,
             "growth_by_last_doubling": growth if np.isfinite(growth) else None,
         }

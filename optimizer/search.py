@@ -11,6 +11,7 @@ from breakeven.optimizer.front import MAXIMISED, Archive, as_costs
 
 KEPT_ROWS = 1_000_000
 SHORTLIST = 200  # per family
+KINDS = "kinds"  # column of a cell's candidates: a number for the accelerators of all stages
 METRICS = ("ttft", "tpot", "call", "session")
 
 Progress = Callable[[int, int], None]
@@ -33,6 +34,7 @@ class Found:
     evaluated: int = 0
     screened: int = 0  # of those, ruled out by a limit before their fixed point was solved
     feasible: int = 0
+    alike: dict[int, Archive] = field(default_factory=dict)  # choice of kinds (of a cell) -> its own front
     kept: list[Columns] = field(default_factory=list)  # of candidates that were screened alone, only their excesses
     kept_rows: int = 0
 
@@ -42,7 +44,10 @@ class Found:
         ids = columns["candidate"]
         self.evaluated += len(ids)
         self.feasible += int(ok.sum())
-        self.archive.add(*self.shown(columns))
+        shown, costs = self.shown(columns)
+        self.archive.add(shown, costs)
+        if KINDS in columns and len(shown):
+            self._add_alike(shown, costs, columns[KINDS][np.isin(ids, shown)])
         if ok.any():
             self._add_reach(columns, ok)
         self._add_best(columns, family, rank_by)
@@ -53,6 +58,17 @@ class Found:
         """(candidates, objectives to be minimised) of what may stand on a front: feasible, attaining something."""
         rows = columns["feasible"] & (columns["slo_attainment"] > 0.0)
         return columns["candidate"][rows], as_costs({k: columns[k][rows] for k in self.objectives}, self.objectives)
+
+    def _add_alike(self, ids: np.ndarray, costs: np.ndarray, kinds: np.ndarray) -> None:
+        for kind in np.unique(kinds):
+            self.alike.setdefault(int(kind), Archive()).add(ids[kinds == kind], costs[kinds == kind])
+
+    @property
+    def members(self) -> np.ndarray:
+        """Candidates on a front that is kept, and the best of each family, in order."""
+        best = np.array([candidate for *_, candidate in self.best.values()], np.int64)
+        fronts = [archive.ids for archive in (self.archive, *self.alike.values())]
+        return np.unique(np.concatenate([best, *fronts]))
 
     def add_screened(self, columns: Columns) -> None:
         """Count candidates that a limit ruled out beforehand."""
@@ -109,6 +125,8 @@ class Found:
         self.archive.add(other.archive.ids, other.archive.costs)
         for f, archive in other.meeting.items():
             self.meeting.setdefault(f, Archive()).add(archive.ids, archive.costs)
+        for kind, archive in other.alike.items():
+            self.alike.setdefault(kind, Archive()).add(archive.ids, archive.costs)
         for f, entry in other.best.items():
             self.best[f] = min(self.best.get(f, entry), entry)
         for name, count in other.stopped.items():
@@ -137,14 +155,19 @@ class Found:
     def state(self) -> dict[str, Any]:
         """Everything but the kept rows, as plain numbers that JSON holds exactly."""
         plain = ("highest_attainment", "alone", "nearest", "stopped", "evaluated", "screened", "feasible", "best")
-        archives = {str(f): archive.state() for f, archive in self.meeting.items()}
-        return {name: getattr(self, name) for name in plain} | {"archive": self.archive.state(), "meeting": archives}
+        archives = {
+            name: {str(key): archive.state() for key, archive in getattr(self, name).items()}
+            for name in ("meeting", "alike")
+        }
+        return {name: getattr(self, name) for name in plain} | {"archive": self.archive.state()} | archives
 
     @classmethod
     def restored(cls, objectives: tuple[str, ...], state: Mapping[str, Any]) -> "Found":
         """What `state` was taken of."""
         found = cls(objectives, Archive.restored(state["archive"]))
-        found.meeting = {int(f): Archive.restored(archive) for f, archive in state["meeting"].items()}
+        for name in ("meeting", "alike"):
+            archives = state.get(name, {})
+            setattr(found, name, {int(key): Archive.restored(archive) for key, archive in archives.items()})
         found.best = {int(f): (entry[0], entry[1], int(entry[2])) for f, entry in state["best"].items()}
         found.alone = {name: (pair[0], pair[1]) for name, pair in state["alone"].items()}
         for name in ("highest_attainment", "nearest", "stopped", "evaluated", "screened", "feasible"):
@@ -157,5 +180,5 @@ def _column(name: str, part: Columns, like: Columns) -> np.ndarray:
     if name in part:
         return part[name]
     n, kind = len(part["candidate"]), like[name].dtype
-    known = kind == np.bool_ or name.endswith("_attainment") or name == "goodput_per_s"
+    known = kind.kind != "f" or name.endswith("_attainment") or name == "goodput_per_s"
     return np.zeros(n, kind) if known else np.full(n, np.nan, kind)

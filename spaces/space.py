@@ -37,6 +37,8 @@ POOL_FIELDS = (
     "weights",
 )
 
+RANKS = ("tensor_parallel", "data_parallel", "pipeline_parallel", "context_parallel")  # whose product is an engine
+
 
 @dataclass(frozen=True)
 class PoolDomain:
@@ -237,6 +239,20 @@ class Space:
                 for name in POOL_FIELDS:
                     out[f"{slot}_{name}"][here] = family.tables[pool][name][pools[pool]]
         return out
+
+    def accelerators(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(kind of each stage's pool, shape (len(ids), stages); accelerators of each kind, shape (len(ids), kinds))."""
+        number, sizes = self.family(ids), ("replicas", *RANKS)
+        kinds = np.zeros((len(ids), len(STAGES)), np.int64)
+        count = np.zeros((len(ids), len(self.names.accelerators)), np.int64)
+        for f in np.unique(number):
+            family, here = self.families[f], np.flatnonzero(number == f)
+            pools = list(zip(family.tables, family.digits(ids[here] - self.offsets[f]), strict=False))
+            kind = [table["accelerator"][row] for table, row in pools]
+            for own, (table, row) in zip(kind, pools, strict=True):
+                count[here, own] += np.prod([table[name][row] for name in sizes], axis=0)
+            kinds[here] = np.stack([kind[pool] for pool in family.topology.labels], 1)
+        return kinds, count
 
     def deployment(self, ids: np.ndarray) -> Deployment:
         """Candidates as a struct of arrays, shape (len(ids),)."""

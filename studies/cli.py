@@ -63,8 +63,12 @@ def run(
     folder = writable(out or default_folder(study))
     remember_compiled()
     with locked(folder):
-        with progress_bar("evaluating") as progress, progress_bar("verifying") as verifying:
-            result = run_study(loaded, progress, storage, verifying, folder, cluster)
+        with (
+            progress_bar("evaluating") as progress,
+            progress_bar("verifying") as verifying,
+            progress_bar("evaluating cells") as mixing,
+        ):
+            result = run_study(loaded, progress, storage, verifying, folder, cluster, mixing)
         result.save(folder)
         draw(folder, "pareto")
         write_explanation(result, folder)
@@ -72,13 +76,16 @@ def run(
         if not result.interrupted:
             finish(folder)
     show_result(result, screen())
+    also = "" if result.mixed is None else ", mixed.csv"
     typer.echo(
         f"Written to {folder}{os.sep}: front.csv, evaluations.parquet, study.json, pareto.png, .svg, report.html, .md"
+        + also
     )
     if result.interrupted:
         typer.echo("Interrupted: this is what was found until then.", err=True)
         return INTERRUPTED
-    return 0 if result.best is not None else NOTHING
+    mix = None if result.mixed is None else result.mixed.best
+    return 0 if result.best is not None or mix is not None else NOTHING
 
 
 @app.command()

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from breakeven.studies.explain import Explanation, Section
+from breakeven.studies.mixed import COMPARED, compared
 from breakeven.studies.result import Result, records
 from breakeven.studies.simulate import Report
 from breakeven.studies.words import seconds as seconds_words
@@ -115,6 +116,9 @@ def show_result(result: Result, console: Console) -> None:
         table.columns[-1]._cells = [f"{value / first:.2f}" for value in result.families[result.rank_by]]
         console.print(table)
         console.print()
+    if result.mixed is not None and result.mixed.best is not None:
+        console.print(_mix(compared(result.mixed.best, result.best)))
+        console.print()
     for line in result.answer():
         console.print(line, highlight=False, soft_wrap=True)
     found = result.found
@@ -125,10 +129,28 @@ def show_result(result: Result, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if result.mixed is not None:
+        mixed = result.mixed
+        console.print(
+            f"Cells: {mixed.evaluated:,} candidates evaluated in {mixed.seconds:.1f} s; {mixed.simulated} simulated.",
+            highlight=False,
+        )
     if result.history is not None and result.history.records:
         trials, growth = result.history.records[-1][0], result.history.last_doubling
         known = f"; the second half of them added {growth:.2%} to the hypervolume" if np.isfinite(growth) else ""
-        console.print(f"{trials:,} trials{known}.", highlight=False)
+        if result.history.certain:
+            known = "; all that costs no more than what attains everything was evaluated: the front is complete"
+        console.print(f"{trials:,} trials{known}.", highlight=False, soft_wrap=True)
+
+
+def _mix(lines: list[list[str]]) -> Table:
+    title = "The cheapest two cells with unlike accelerators that meet the target"
+    out = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in COMPARED:
+        out.add_column(heading, justify="left" if heading in ("", "deployment", "topology") else "right")
+    for cells in lines:
+        out.add_row(*cells)
+    return out
 
 
 def _verified(result: Result) -> str:

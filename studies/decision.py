@@ -22,7 +22,7 @@ def decision(study: Study, families: Sequence[Row], rank: str, why_not: Callable
     word = "Most load" if study.max_load else "Cheapest"
     choice = (
         f"{word} that meets the target of {target:g}: {best['deployment']} ({best['topology']}, KV {best['kv']}), "
-        f"{best[rank]:,.2f} {unit}, attainment {share(best['slo_attainment'])}{_simulated(best)}"
+        f"{best[rank]:,.2f} {unit}, attainment {share(best['slo_attainment'])}{simulated_words(best)}"
         + (f". Unverified: {best['unverified']}." if best["unverified"] else ".")
     )
     return [choice, *_other_kind(study, families, rank)]
@@ -46,7 +46,7 @@ def _other_kind(study: Study, families: Sequence[Row], rank: str) -> list[str]:
     return [f"No {' or '.join(missing)} deployment in the space meets the target."] if missing else []
 
 
-def _simulated(row: Row) -> str:
+def simulated_words(row: Row) -> str:
     """The simulated attainment of a row in words, if there is one."""
     value = row.get("slo_attainment_simulated", np.nan)
     if not np.isfinite(value):

@@ -30,6 +30,7 @@ def missing(plan: Plan, target: str) -> list[str]:
     lacks = lacking(
         TARGETS[target][0], plan.topology, plan.needs, plan.kv, plan.offload_bytes > 0.0, plan.transfer.asks
     )
+    lacks += plan.undocumented
     if target == "llm-d" and any(pool.nodes > 1 and pool.data_parallel == 1 for pool in plan.pools):
         lacks.append(
             "an engine over several machines is documented for data parallelism only (llm-d-modelservice README)"

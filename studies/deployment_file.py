@@ -30,6 +30,7 @@ _JUDGED_BY = (
     "name",
     "about",
     "llm",
+    "kv_kept",
     "engine",
     "local",
     "workload",
@@ -77,6 +78,9 @@ def anchored(data: Mapping[str, Any], file: str) -> dict[str, Any]:
         out["local"] = absolute(out["local"])
     if isinstance(out.get("prices"), dict) and "skypilot" in out["prices"]:
         out["prices"]["skypilot"] = absolute(out["prices"]["skypilot"])
+    limits = out.get("limits")
+    if isinstance(limits, dict) and isinstance(limits.get("quality"), dict):
+        limits["quality"]["table"] = absolute(limits["quality"].get("table"))
     return out
 
 
@@ -177,9 +181,13 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
         if key in deployment:
             space[field] = [own_rows.get(deployment[key], deployment[key])]
     data = {key: value for key, value in judged.items() if key in _JUDGED_BY}
+    kinds = [deployment[pool].get("accelerator") for pool in chosen_topology.pools]
     if isinstance(data.get("catalog"), Mapping):
-        kinds = [deployment[pool].get("accelerator") for pool in chosen_topology.pools]
         data["catalog"] = _used(data["catalog"], kinds, deployment.get("link"))
+    for field, per_kind in (("limits", "inventory"), ("prices", "own")):
+        given = data.get(field)
+        if isinstance(given, Mapping) and isinstance(given.get(per_kind), Mapping):
+            data[field] = {**given, per_kind: {k: v for k, v in given[per_kind].items() if k in kinds}}
     return Study.parse({**data, "space": space}, file)
 
 

@@ -202,7 +202,7 @@ def _tiers(found: Performance, row: dict[str, Any]) -> Section:
         return {}
     return {
         "prefixes read back from tiers": row["cache_reload"],
-        "of it waiting, reading a prefix back_s": _number(found.reload.mean_s),
+        "of it waiting, reading a prefix back_s": _number(found.reads.wait.mean_s),
     }
 
 

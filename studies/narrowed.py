@@ -53,10 +53,10 @@ def read_scores(path: Path, llm: str) -> dict[tuple[str, str], float]:
     for name in (name for name in COLUMNS if name not in rows):
         raise InputError(name, None, "a column of the table of scores", file)
     if "llm" in rows:
-        rows = rows[rows["llm"] == llm]
+        rows = rows.loc[rows["llm"] == llm]
     if rows.empty:
         raise InputError("llm", llm, "a model that the table of scores has", file)
-    score = pd.to_numeric(rows["score"], errors="coerce")
+    score = pd.Series(pd.to_numeric(rows["score"], errors="coerce"))
     for line in rows.index[score.isna()][:1]:
         raise InputError(f"score, row {line + 1}", rows["score"][line], "a number", file)
     keys = list(zip(rows["weights"].astype(str), rows["kv"].astype(str), strict=True))

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from breakeven.models.topology import topology
 from breakeven.models.transfer_ways import FULL, TransferWay
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.result import describe, records
+from breakeven.studies.schema import KeptFields
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Plan:
     memory_fraction: float
     two_batches: bool  # that hide each other's collectives
     transfer: TransferWay  # how a split's KV cache gets to decode
+    undocumented: tuple[str, ...]  # what no engine documents
 
     def overlaps(self, pool: PoolPlan) -> bool:
         """Whether engines of a pool exchange tokens between experts under the arithmetic of another batch."""
@@ -116,7 +118,15 @@ def plan(deployed: Deployed) -> Plan:
         memory_fraction=round(float(np.asarray(study.catalog.engine.memory_fraction)), 3),
         two_batches=study.catalog.engine.overlapped_batches is not None,
         transfer=study.names.transfers[0] if chosen_topology.kv_moves else TransferWay(FULL),
+        undocumented=tuple(_undocumented(study.written.kv_kept, any(tier.prefetch_s for tier in tiers))),
     )
+
+
+def _undocumented(kept: float | KeptFields, ahead: bool) -> Iterator[str]:
+    if kept != 1.0:
+        yield "a KV cache that keeps a part of each sequence (kv_kept): not documented"
+    if ahead:
+        yield "reading a prefix back before its call comes (prefetch_s): not documented"
 
 
 def _pool(role: str, pool: Mapping[str, Any], kinds: Mapping[str, Accelerator]) -> PoolPlan:

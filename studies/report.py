@@ -14,7 +14,8 @@ from breakeven.studies.console import front_columns, thinned
 from breakeven.studies.deployment_file import FAMILIES, FRONT, RECORD, choices, read_record
 from breakeven.studies.document import Bars, Block, Code, Document, Items, Paragraph, Picture, Table
 from breakeven.studies.explain import explain_candidate
-from breakeven.studies.result import EXPLANATION, SIMULATED, Result, records
+from breakeven.studies.mixed import COMPARED, compared
+from breakeven.studies.result import EXPLANATION, MIXED_FILES, SIMULATED, Result, records
 from breakeven.studies.words import duration, seconds, share, usd
 
 Row = dict[str, Any]
@@ -64,6 +65,7 @@ def report(folder: Path) -> Document:
     out.add("Cost against SLO attainment", _picture(folder, "pareto.png", caption))
     out.add("Best of each topology that meets the target", _deployments(families))
     best = records(families.iloc[:1])[0] if len(families) else None
+    out.add("A mix of accelerators", *_mix(record.get("mixed"), best))
     if best is not None:
         out.add("Where the money goes", *_money(best, record))
     explanation = _explanation(folder)
@@ -78,6 +80,15 @@ def report(folder: Path) -> Document:
     out.add("Assumptions", *_assumptions(record))
     out.add("How to repeat it", *_repeat(record, folder))
     return out
+
+
+def _mix(mixed: Mapping[str, Any] | None, single: Row | None) -> list[Block]:
+    """What two cells with unlike accelerators come to, beside one deployment."""
+    if not mixed or mixed["best"] is None:
+        return []
+    table = Table(COMPARED, compared(mixed["best"], single), frozenset(("", "deployment", "topology")))
+    how = f"All {mixed['pairs_on_front']} pairs that no other one beats in cost and attainment: {MIXED_FILES[0]}."
+    return [table, Paragraph(how, "note")]
 
 
 def _frame(path: Path) -> pd.DataFrame:

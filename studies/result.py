@@ -5,7 +5,7 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,12 @@ from breakeven.studies.deployment_file import BEST, FAMILIES, FRONT, RECORD, anc
 from breakeven.studies.economics import economics, sentences
 from breakeven.studies.study import Study
 
+if TYPE_CHECKING:
+    from breakeven.studies.mixed import Mixed
+
 EXPLANATION = "explanation.json"
 EVALUATIONS = "evaluations.parquet"
+MIXED_FILES = ("mixed.csv", "first-cell.yaml", "second-cell.yaml")  # pairs of cells, and each cell of the cheapest
 SIMULATED = ("slo_attainment_simulated", "slo_attainment_simulated_low", "slo_attainment_simulated_high")
 
 _FLAGS = ("excess_", "doubt_")
@@ -114,6 +118,7 @@ class Result:
     interrupted: bool = False
     verification: Verification | None = None
     history: History | None = None  # of an Optuna search
+    mixed: "Mixed | None" = None  # two cells with unlike accelerators, where the study asks for them
 
     @property
     def best(self) -> Row | None:
@@ -125,10 +130,11 @@ class Result:
         return rank_by(self.study)
 
     def answer(self) -> list[str]:
-        """The decision in sentences, then what it means in money."""
+        """The decision in sentences, then what it means in money, then what a mix of accelerators costs."""
         families = records(self.families)
         said = decision(self.study, families, self.rank_by, self.why_not)
-        return [*said, *sentences(self.study, self.best, families)]
+        mixed = [] if self.mixed is None else self.mixed.sentences()
+        return [*said, *sentences(self.study, self.best, families), *mixed]
 
     def why_not(self) -> str:
         """In one line, why nothing meets the target: which constraint binds, and by how much."""
@@ -165,6 +171,10 @@ class Result:
             (folder / BEST).write_text(deployment_yaml(self.study, best), encoding="utf-8")
         else:
             (folder / BEST).unlink(missing_ok=True)
+        for name in MIXED_FILES:
+            (folder / name).unlink(missing_ok=True)
+        if self.mixed is not None:
+            self.mixed.save(folder)
         (folder / RECORD).write_text(json.dumps(self.record(), indent=2, default=str), encoding="utf-8")
 
     def _evaluations(self) -> pd.DataFrame:
@@ -203,6 +213,7 @@ class Result:
             "candidates_simulated": 0 if self.verification is None else len(self.verification.verdicts),
             "best": None if best is None else _plain(best),
             "answer": self.answer(),
+            "mixed": None if self.mixed is None else self.mixed.record(),
             "economics": economics(study, best, records(self.families)),
             "versions": versions(),
             "study": anchored(study.data, study.file),

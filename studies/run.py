@@ -9,25 +9,14 @@ import jax
 import numpy as np
 import pandas as pd
 
-from breakeven.models.inputs import InputError
 from breakeven.optimizer.checkpoint import Checkpoint
-from breakeven.optimizer.cluster import Cluster
-from breakeven.optimizer.exhaustive import Task, exhaustive
-from breakeven.optimizer.quality import History
 from breakeven.optimizer.search import Found, Progress
 from breakeven.optimizer.verify import Verification
-from breakeven.studies.deployment_file import anchored
-from breakeven.studies.earlier import earlier_structures
+from breakeven.studies.mixed import search_mixed
 from breakeven.studies.result import Result, rank_by, table, with_risk, with_verdicts
+from breakeven.studies.searching import Searching, silent
 from breakeven.studies.study import Study
 from breakeven.studies.task import identity, task_of
-
-EXHAUSTIVE_LIMIT = 10_000_000
-
-
-def silent(done: int, total: int) -> None:
-    """Progress that shows nothing."""
-    del done, total
 
 
 def run(
@@ -37,6 +26,7 @@ def run(
     verifying: Progress = silent,
     folder: Path | None = None,
     cluster: str | None = None,
+    mixing: Progress = silent,
 ) -> Result:
     """Search the study's space, simulate the candidates that matter, and tabulate what was found.
 
@@ -45,55 +35,24 @@ def run(
     there the next time; `finish` removes the notes. `storage` is a database that workers share, `cluster` the address
     of a Dask scheduler whose workers judge an exhaustive search.
     """
-    fields = study.written.search
     task = task_of(study)
-    evaluator = task.evaluator
-    method = fields.method
-    if method == "auto":
-        method = "exhaustive" if study.space.size <= EXHAUSTIVE_LIMIT and storage is None else "optuna"
-    if cluster and method != "exhaustive":
-        raise InputError("--cluster", cluster, "takes an exhaustive search; an Optuna search is shared by --storage")
-    found = Found(tuple(study.written.objectives))
-    interrupted = False
     notes = None if folder is None else Checkpoint.inside(folder, identity(task))
+    search = Searching(study, task, progress, storage, cluster, notes, folder)
     order = rank_by(study)
+    interrupted = False
     clock = time.perf_counter()
-    history = None
     try:
-        if method == "exhaustive":
-            start, save = 0, _nowhere
-            if notes is not None:
-                (found, start), save = notes.load(found.objectives), notes.save
-            pool = Cluster(cluster) if cluster else None
-            exhaustive(task, found, progress, pool, start, save)
-        elif fields.trial == "candidate":
-            from breakeven.optimizer.optuna_search import optuna_search
-
-            optuna_search(
-                evaluator,
-                found,
-                fields.trials,
-                fields.sampler,
-                fields.seed,
-                order,
-                progress,
-                storage,
-                study.written.name,
-            )
-        else:
-            from breakeven.optimizer.bilevel import BLOCK
-
-            evaluator = evaluator.in_blocks_of(BLOCK)  # compiled already when the front is tabulated
-            history = _bilevel(study, task, found, progress, storage, folder)
+        search.run()
     except KeyboardInterrupt:
         interrupted = True
+    found, evaluator = search.found, search.evaluator
     seconds = time.perf_counter() - clock
     front = table(evaluator, found.archive.ids) if len(found.archive.ids) else _nothing(study)
     objectives = list(found.objectives)
     front = front.sort_values([*objectives, "candidate"], ignore_index=True)
     best_ids = [candidate for *_, candidate in found.best.values()]
     verification = None
-    if fields.verify and not interrupted and len(front):
+    if study.written.search.verify and not interrupted and len(front):
         verification, best_ids = _verify(study, found, front, best_ids, verifying, notes)
     families = table(evaluator, np.array(sorted(best_ids), np.int64)) if len(best_ids) else _nothing(study)
     if verification is not None:
@@ -103,37 +62,14 @@ def run(
     families = families.sort_values(
         [order, "slo_attainment", "candidate"], ascending=[ascending, False, True], ignore_index=True
     ).drop_duplicates("topology", ignore_index=True)
-    result = Result(study, front, families, found, seconds, method, interrupted, history=history)
+    result = Result(study, front, families, found, seconds, search.method, interrupted, history=search.history)
     result.verification = verification
+    if study.written.mixed is not None and not interrupted:
+        try:
+            result.mixed = search_mixed(study, result.best, mixing, folder, cluster)
+        except KeyboardInterrupt:
+            result.interrupted = True
     return result
-
-
-def _bilevel(
-    study: Study, task: Task, found: Found, progress: Progress, storage: str | None, folder: Path | None
-) -> History:
-    """Let Optuna choose structures; what is found stands in `found`."""
-    from breakeven.optimizer.bilevel import Settings, search_alone, search_together
-
-    fields = study.written.search
-    settings = Settings(
-        trials=fields.trials,
-        sampler=fields.sampler,
-        seed=fields.seed,
-        seconds=fields.seconds or float("inf"),
-        early_stop=fields.early_stop,
-        refine=fields.refine,
-        identity=identity(task),
-        name=study.written.name,
-        about={"study": anchored(study.data, study.file), "file": study.file},
-        seeds=earlier_structures(study) if fields.warm_start else (),
-    )
-    if storage is None:
-        return search_alone(task, settings, found, progress, folder).history
-    return search_together(task, settings, found, progress, storage).history
-
-
-def _nowhere(found: Found, position: int) -> None:
-    del found, position
 
 
 def finish(folder: Path) -> None:

@@ -4,6 +4,7 @@ import difflib
 import re
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -162,6 +163,13 @@ class PriceFields(_Strict):
     spot: SpotFields = SpotFields()
 
 
+class KeptFields(_Strict):
+    """A KV cache of the first tokens of a sequence and a window of the last."""
+
+    sinks: Annotated[int, Field(ge=0, le=10_000)] = 4
+    window: Annotated[int, Field(ge=16, le=10_000_000)]
+
+
 class QualityFields(_Strict):
     """Least score that the formats of weights and KV cache must have in a table."""
 
@@ -240,6 +248,14 @@ class Uncertain(_Strict):
         return self
 
 
+class MixedFields(_Strict):
+    """Two cells with unlike accelerators: which shares of the sessions one of them may get, the other the rest."""
+
+    shares: Annotated[list[Annotated[float, Field(ge=0.01, le=0.99)]], Field(min_length=1, max_length=50)] = Field(
+        default_factory=lambda: [0.25, 0.5]
+    )
+
+
 class Power(_Strict):
     """Assumptions of the energy column."""
 
@@ -260,6 +276,7 @@ class StudyFile(_Strict):
     name: Annotated[str, Field(min_length=1, max_length=200)]
     about: str = ""
     llm: str | dict[str, Any]
+    kv_kept: Annotated[float, Field(gt=0, le=1)] | KeptFields = 1.0  # of a sequence: a fraction, or sinks and a window
     engine: str | dict[str, Any] = "vllm"
     local: str | None = None  # corrections that `calibrate --local` wrote
     workload: str | dict[str, Any]
@@ -277,6 +294,7 @@ class StudyFile(_Strict):
     )
     search: SearchFields = SearchFields()
     uncertain: Uncertain | None = None
+    mixed: MixedFields | None = None
 
     @model_validator(mode="after")
     def _known_objectives(self) -> "StudyFile":
@@ -288,6 +306,35 @@ class StudyFile(_Strict):
         if len(set(self.objectives)) != len(self.objectives):
             raise InputError("objectives", self.objectives, "each objective once")
         return self
+
+    @model_validator(mode="after")
+    def _sums_over_cells(self) -> "StudyFile":
+        """With `mixed`, only what adds up over its cells."""
+        if self.mixed is None:
+            return self
+        for field, value, allowed in self._not_summed(self.mixed.shares):
+            raise InputError(field, value, f"{allowed} with `mixed`")
+        return self
+
+    def _not_summed(self, shares: list[float]) -> Iterator[tuple[str, object, str]]:
+        """(field, value, what is allowed) of what the cells of a mix do not add up to."""
+        if self.load == "max":
+            yield "load", "max", "a stated load"
+        if not set(self.objectives) <= {"cost_per_hour_usd", "slo_attainment"}:
+            yield "objectives", self.objectives, "cost_per_hour_usd and slo_attainment"
+        if self.uncertain and self.uncertain.objective == "robust":
+            yield "uncertain.objective", "robust", "nominal"
+        if not isinstance(self.load, str) and self.load.peaks:
+            yield "load.peaks", self.load.peaks.model_dump(), "no peaks"
+        if self.limits.lost_replicas:
+            yield "limits.lost_replicas", self.limits.lost_replicas, "0"
+        for name in ("ttft_s", "tpot_s", "call_s", "session_s"):
+            bound = getattr(self.slo, name)
+            if isinstance(bound, BoundFields) and bound.fraction > 0.0:
+                yield f"slo.{name}.fraction", bound.fraction, "0"
+        sessions = None if self.load == "max" else self.load.concurrent_sessions
+        if sessions and min(*shares, *[1.0 - share for share in shares]) * sessions < 1.0:
+            yield "mixed.shares", shares, f"at least one of the {sessions:g} sessions in each cell"
 
 
 def _closest(name: str, choices: typing.Iterable[str]) -> str:
@@ -383,8 +430,6 @@ def parse_study(data: dict[str, Any], file: str) -> StudyFile:
     """The study in `data`; the first fault as an InputError."""
     try:
         return StudyFile.model_validate(data)
-    except InputError as error:
-        raise error.inside(file=file) from None
     except ValidationError as error:
         raise _as_input_error(error, data, file) from None
 
@@ -392,6 +437,9 @@ def parse_study(data: dict[str, Any], file: str) -> StudyFile:
 def _as_input_error(error: ValidationError, data: dict[str, Any], file: str) -> InputError:
     """The fault that lies deepest: of several alternatives of a field, the one that went furthest."""
     faults = error.errors(include_url=False)
+    for cause in (fault.get("ctx", {}).get("error") for fault in faults):
+        if isinstance(cause, InputError):  # of a rule over several fields, once each holds by itself
+            return cause.inside(file=file)
     unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
     fault = max(unknown or faults, key=lambda f: len(_path(f["loc"], data)))
     path = _path(fault["loc"], data)

@@ -18,6 +18,7 @@ from breakeven.models.catalog import table
 from breakeven.models.forks import sample_forks
 from breakeven.models.hardware import Accelerator, Link, accelerator, link
 from breakeven.models.inputs import InputError, known_fields, number, pick
+from breakeven.models.kept import heavy_hitters, sinks_and_window
 from breakeven.models.llm import LLM, llm
 from breakeven.models.media import seen_by
 from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownership
@@ -47,6 +48,7 @@ from breakeven.studies.narrowed import narrowed
 from breakeven.studies.recorded import Recorded, recorded, workload_fields
 from breakeven.studies.schema import (
     BoundFields,
+    KeptFields,
     PeakFields,
     PoolChoices,
     Range,
@@ -131,6 +133,9 @@ class Study:
     def check(self) -> None:
         """Resolve everything that a name can get wrong."""
         _ = self.catalog, self.workload, self.space, self.api_price
+        if self.written.mixed is not None and len(self.accelerators) < 2:
+            kinds = ", ".join(self.names.accelerator_ids)
+            raise InputError("space.accelerators", kinds, "at least two with `mixed`")
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -260,6 +265,10 @@ class Study:
             rule = first_broken_rule(self._pool_domain(topologies[0], 0), self.names, self.architecture)
             raise InputError("space", "empty", f"no configuration is valid; most break: {rule}")
         limits, folder = self.written.limits, Path(self.file).parent
+        if limits.deployable == "today" and self.written.kv_kept != 1.0:
+            raise InputError(
+                "kv_kept", self.written.kv_kept, "1.0 with `limits.deployable: today`: no engine documents it"
+            )
         return narrowed(space, limits, self.architecture.name, self.engine_name, folder)
 
     @cached_property
@@ -276,7 +285,7 @@ class Study:
             self.names.links,
             self.names.weights,
             self.names.kv,
-            LLM.from_architecture(self.architecture),
+            self._llm(),
             self._engine(),
             self._economy(),
             [0.0 if bill is None else bill.electricity for bill in self.bills],
@@ -303,6 +312,12 @@ class Study:
             return applicable(read_local(path), self.architecture.name, self.engine_name, self.names)
         except InputError as error:
             raise error.inside(file=str(path)) from None
+
+    def _llm(self) -> LLM:
+        found, kept = LLM.from_architecture(self.architecture), self.written.kv_kept
+        if isinstance(kept, KeptFields):
+            return sinks_and_window(found, self.architecture, kept.sinks + kept.window)
+        return found if kept == 1.0 else heavy_hitters(found, self.architecture, kept)
 
     def _engine(self) -> Engine:
         spec = self.written.engine
@@ -404,7 +419,7 @@ class Study:
         """The workload in hours of more prefill, and of more decode, than usual."""
         load = self.written.load
         asked = PeakFields() if isinstance(load, str) or load.peaks is None else load.peaks
-        factors = [dict.fromkeys(PEAKING[phase], getattr(asked, phase)) for phase in PEAKING]
+        factors = [dict.fromkeys(PEAKING[phase], float(getattr(asked, phase))) for phase in PEAKING]
         return [
             workload(scaled_spec(self.session_spec, by, "load.peaks"), context, cv)
             for by in factors

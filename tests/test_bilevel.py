@@ -257,7 +257,8 @@ def test_a_front_that_stands_still_is_told_from_one_that_grows():
     history = History(np.array([10.0, 0.0]))
     for k in range(8):
         history.add(k, 2**k, float(k), np.array([[9.0 - k, -0.5]]))
-    assert not history.still and history.last_doubling == pytest.approx(1.0 - 7.0 / 8.0)
+    assert not history.still(100) and history.last_doubling == pytest.approx(1.0 - 7.0 / 8.0)
     for k in range(8, 12):
         history.add(k, 2**k, float(k), np.array([[2.0, -0.5]]))
-    assert history.still and history.last_doubling == 0.0
+    assert history.still(100) and history.last_doubling == 0.0
+    assert not history.still(1e9), "so little of a space was seen that a standstill may be an accident"

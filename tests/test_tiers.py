@@ -222,3 +222,30 @@ def test_the_measured_cliff_of_kimi_k2_5(make_study):
         hit[sessions], rate[sessions] = np.asarray(found.cache_hit), np.asarray(found.tokens_per_second)
     assert min(hit[16][0], hit[32][0]) > 0.9 and hit[40][0] < 0.1
     assert hit[40][1] > 0.9 and rate[40][1] == pytest.approx(rate[32][1], rel=0.1)
+
+
+def test_reading_ahead_hides_a_read_behind_the_tool(make_study):
+    """No lead changes nothing, a longer one never delays, an endless one leaves no wait; reads stay as many."""
+    ahead = [{"like": "nvme", "name": f"lead{lead}", "prefetch_s": lead} for lead in (0, 0.2, 1, 1000)]
+    study = make_study("load.sessions_per_second=0.06", **SHORT | {"kv_tiers": ["nvme", *ahead], "replicas": 2})
+    ids = np.arange(study.space.size)
+    found = evaluate(study.space.deployment(ids), study.workload, study.slo, study.catalog)
+    frame = study.space.frame(ids)
+    ttft, read = (
+        [np.asarray(column)[frame.kv_tiers == name] for name in ("nvme", "lead0", "lead0.2", "lead1", "lead1000")]
+        for column in (found.ttft_mean_s, found.cache_reload)
+    )
+    assert ttft[1] == pytest.approx(ttft[0], rel=0.02)  # by node in place of two moments
+    assert np.all(np.diff(ttft[1:], axis=0) <= 1e-4) and np.all(ttft[1] - ttft[4] > 0.05)
+    assert read[4] == pytest.approx(read[1], abs=1e-3) and read[1].min() > 0.05
+
+
+def test_simulation_waits_as_long_for_what_is_read_ahead(make_study):
+    tier = {"like": "host-dram", "name": "ahead", "read_gbs": 1, "prefetch_s": 1.5}
+    choices = SHORT | {"kv_tiers": tier, "replicas": 4, "topologies": "pd"}
+    study = make_study("load.sessions_per_second=0.015", **choices)
+    [ready] = study.simulator().ready(np.arange(1))
+    runs = ready.replicate(3, 6000, 0).runs
+    assert float(np.mean([run.cache_reload for run in runs])) == pytest.approx(ready["cache_reload"], abs=0.025)
+    ttft = float(np.mean([run.latencies()["ttft_s"].mean() for run in runs]))
+    assert ttft == pytest.approx(ready["ttft_mean_s"], rel=0.1)

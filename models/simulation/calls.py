@@ -188,7 +188,10 @@ def prefix_level(plan: Plan, s: State, c: int, r: int) -> int:
 
 @compiled
 def _read_back(plan: Plan, s: State, c: int, level: int, now: float) -> None:
-    """Read a call's prefix from a tier; reads of an engine from one tier follow one another."""
+    """Read a call's prefix from a tier; reads of an engine from one tier follow one another.
+
+    Where they begin before their calls, all of them do so by as much: they queue as if they came with the calls.
+    """
     call = s.calls[c]
     tier, cache = plan.tiers[level - 1], s.caches[level, call.prefill_engine]
     leave_cache(plan, s, call.session)
@@ -196,4 +199,4 @@ def _read_back(plan: Plan, s: State, c: int, level: int, now: float) -> None:
     start_s = max(now, cache.free_s)
     cache.free_s = start_s + taken_s / tier.paths
     call.found = READ
-    push_event(s, start_s + taken_s, RELOADED, c, 0)
+    push_event(s, max(start_s + taken_s - tier.prefetch_s, now), RELOADED, c, 0)

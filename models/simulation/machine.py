@@ -201,7 +201,8 @@ def _tiers(found: Machines, resolved: Resolved, i: int) -> dict[str, Any]:
             latency_s, mean_s = float(resolved.tiers.latency_s[i, k]), float(found.reload.mean_s[i, k])
             token_s = (mean_s - latency_s) / _number(found.reload_tokens, 0)
             shared = bool(found.reload.shared[i, k] > 0.5)
-            used.append(TierPlan(capacity, shared, latency_s, token_s, float(found.reload.paths[i])))
+            ahead_s = 0.0 if found.reload.ahead is None else float(found.reload.ahead.lead_s[i, k])
+            used.append(TierPlan(capacity, shared, latency_s, token_s, float(found.reload.paths[i]), ahead_s))
     a, b, c = [*used, *[NO_TIER] * (LEVELS - len(used))]
     return {"levels": len(used), "tiers": (a, b, c)}
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from breakeven.models.distributions import Floats
 from breakeven.models.simulation.engine import play
-from breakeven.models.simulation.state import HIT, MISSED, READ, Plan, Records, new_state
+from breakeven.models.simulation.state import HIT, MISSED, READ, Plan, Records, new_state, packed
 from breakeven.models.simulation.traffic import Traffic, kept_by_decode
 
 Flags = NDArray[np.bool_]
@@ -155,7 +155,7 @@ def simulate(plan: Plan, traffic: Traffic, log_rows: int = 0) -> Simulated:
     sessions = kept_by_decode(traffic.sessions, len(traffic.calls)) if plan.keeps else traffic.sessions
     state = new_state(plan, traffic.calls, sessions, log_rows)
     state.clock["waiting_session"], state.clock["playing"] = len(traffic.starts), traffic.playing
-    play(plan, state, traffic.starts, traffic.warm)
+    play(packed(plan), state, traffic.starts, traffic.warm)
     clock = state.clock[0]
     return Simulated(
         plan=plan,

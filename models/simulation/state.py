@@ -3,7 +3,8 @@
 Tokens and seconds. A field that names another record holds its row, -1 for none.
 """
 
-from typing import Any, NamedTuple
+import functools
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 
@@ -97,6 +98,7 @@ class TierPlan(NamedTuple):
     latency_s: float
     token_s: float  # of reading one token back into HBM
     paths: float  # reads an engine does at once
+    prefetch_s: float = 0.0  # before a call comes that reading begins
 
 
 NO_TIER = TierPlan(0.0, False, 0.0, 0.0, 1.0)
@@ -139,6 +141,36 @@ class Plan(NamedTuple):
     encode: EncodePlan = EncodePlan(0)
     levels: int = 0  # tiers of KV cache below HBM
     tiers: tuple[TierPlan, TierPlan, TierPlan] = (NO_TIER, NO_TIER, NO_TIER)  # nearest first
+
+
+def packed(plan: Plan) -> Any:
+    """The plan as one record, for the compiled loop: a tuple's every number would be an argument of every function."""
+    record = np.zeros(1, _layout(Plan))
+    _fill(record, plan)
+    return record[0]
+
+
+@functools.cache
+def _layout(kind: type) -> Any:
+    """The record type of a tuple's fields; several of a kind are an array."""
+    if kind in (bool, int, float):
+        return {bool: "?", int: "i8", float: "f8"}[kind]
+    fields = []
+    for name, own in get_type_hints(kind).items():
+        several = get_args(own)
+        fields.append((name, _layout(several[0]), (len(several),)) if several else (name, _layout(own)))
+    return np.dtype(fields, align=True)
+
+
+def _fill(record: Any, value: Any) -> None:
+    for name, field in value._asdict().items():
+        if not isinstance(field, tuple):
+            record[name] = field
+        elif hasattr(field, "_fields"):
+            _fill(record[name], field)
+        else:
+            for k, one in enumerate(field):
+                _fill(record[name][..., k], one)
 
 
 _CALL = [
