@@ -1,17 +1,20 @@
-"""Model against simulation: `python benchmarks/agreement.py [--cases 320] [--out FOLDER]` on random deployments.
+"""Model against simulation: `python benchmarks/agreement.py [--cases 320] [--keep FOLDER] [--out FOLDER]`.
 
-Each feasible deployment (topology, model, workload, engines, pipeline, routing, load) is simulated until the standard
-error of every share is below 0.01, or two million calls are spent. The bounds are the model's own 50th, 90th, 95th and
-99th percentiles of TTFT, TPOT, call time and session time, each alone; TPOT is nearly deterministic, so the model's
-share is held to lie between those simulated at a bound 1 % tighter and 1 % wider. Writes every comparison and the
-scatter; what was found is written in docs/simulation.md.
+Random feasible deployments (topology, model, workload, engines, pipeline, routing, load) are simulated one after
+another until the standard error of every share is below 0.01, or `--calls` are spent, and what their calls took is kept
+in FOLDER, where a later run goes on. Then the model is compiled once for all cases of one structure and held against
+them. The bounds are its own 50th, 90th, 95th and 99th percentiles of TTFT, TPOT, call and session time, each alone;
+TPOT is nearly deterministic, so the model's share is held to lie between those simulated at a bound 1 % tighter and 1 %
+wider. Writes every comparison and the scatter; what was found is written in docs/simulation.md.
 """
 
 import argparse
+import dataclasses
 import functools
+import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +23,19 @@ import pandas as pd
 
 from breakeven.models.attainment import Latency, call_cdf, percentile, session_cdf, tpot_cdf, ttft_cdf
 from breakeven.models.performance import performance
-from breakeven.models.serving import evaluate
 from breakeven.models.sessions import sample_sessions
-from breakeven.models.simulation import Bounds, Replications
+from breakeven.models.simulation import Replications
+from breakeven.models.simulation.replications import pooled
 from breakeven.models.tables import resolve
 from breakeven.models.topology import TOPOLOGIES
-from breakeven.optimizer.evaluator import SMALL
+from breakeven.optimizer.evaluator import DOUBTS, SMALL
 from breakeven.optimizer.simulator import Ready, Simulator
-from breakeven.studies.result import table
 from breakeven.studies.study import Study
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
 MOST_CALLS, FIRST_CALLS, RUNS = 2_000_000, 30_000, 6
 STANDARD_ERROR, WITHIN, HIT_WITHIN, SLACK = 0.01, 0.03, 0.02, 0.01
+LONGEST = 4.0  # sessions are followed to their end where that takes at most so many times a simulation's calls
 RATES = np.geomspace(1e-4, 3e3, SMALL)
 
 MODELS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -79,6 +82,16 @@ def drawn(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
+class Case(NamedTuple):
+    """One deployment as simulated."""
+
+    made: dict[str, Any]
+    rate: float  # sessions per second
+    hit: float
+    saturated: bool
+    seconds: dict[str, list[np.ndarray]]  # of each latency, one array per simulation
+
+
 def study(made: dict[str, Any], rate: float) -> Study:
     """The deployment at a rate of sessions."""
     data = {"name": "agreement", "slo": {"ttft_s": 1.0, "tpot_s": 0.05}, "load": {"sessions_per_second": rate}}
@@ -95,16 +108,68 @@ def sample(workload: str, context: float) -> Any:
 def at_use(made: dict[str, Any], use: float) -> Ready | None:
     """The deployment at the load that makes its busiest part `use` busy; None where nothing comes near."""
     base = study(made, 1.0)
-    every = base.workload.__class__(**{**base.workload.__dict__, "sessions_per_second": RATES.astype(np.float32)})
-    found = evaluate(base.evaluator().deployment(np.array([0]), SMALL), every, base.slo, base.catalog)
-    busy = np.where(np.asarray(found.feasible), np.asarray(found.utilization_max), np.nan)
+    loads = dataclasses.replace(base.workload, sessions_per_second=RATES.astype(np.float32))
+    evaluator = dataclasses.replace(base.evaluator(), workload=loads)  # a candidate per load
+    context = float(base.architecture.max_context)
+    found = Simulator(evaluator, lambda _: sample(made["workload"], context)).ready(np.zeros(SMALL, np.int64))
+    busy = np.array([ready["utilization_max"] if ready["feasible"] else np.nan for ready in found])
     if not np.nanmax(busy, initial=-1.0) >= 0.9 * use:
         return None
-    ready = study(made, float(RATES[np.nanargmin(np.abs(busy - use))]))
-    context = float(ready.architecture.max_context)
-    simulator = Simulator(ready.evaluator(), lambda _: sample(made["workload"], context))
-    found_ready = simulator.ready(np.array([0]))[0]
-    return found_ready if found_ready["feasible"] else None
+    return found[int(np.nanargmin(np.abs(busy - use)))]
+
+
+def simulated(made: dict[str, Any], use: float, most_calls: int, sessions: bool) -> Case | None:
+    """Simulations of a deployment until the standard error of every share is small enough; None: it is not feasible."""
+    ready = at_use(made, use)
+    if ready is None:
+        return None
+    calls, spent, runs = FIRST_CALLS // RUNS, 0, []
+    whole = sessions and ready.longest_session_s * ready.calls_per_s < LONGEST * calls
+    while True:
+        runs += [ready.simulate(calls, len(runs) + k, whole_sessions=whole) for k in range(RUNS)]
+        spent += sum(int(np.isfinite(run.calls["arrival_s"]).sum()) for run in runs[-RUNS:])
+        seconds = {name: [run.latencies()[f"{name}_s"] for run in runs] for name in ("ttft", "tpot", "call")}
+        if whole:
+            seconds["session"] = [run.session_times()[1] for run in runs]
+        if max(_error(parts) for parts in seconds.values()) < STANDARD_ERROR or 3 * spent > most_calls:
+            break
+        calls = 2 * calls
+    found = Replications(tuple(runs))
+    rate = ready["sessions_per_second"]
+    return Case(made, rate, found.cache_hit.value, found.saturated(ready.calls_per_s), seconds)
+
+
+def _error(parts: list[np.ndarray]) -> float:
+    """The largest standard error of a share below the percentiles."""
+    points = np.quantile(np.concatenate(parts), SHARES, method="lower")
+    return max(share(parts, float(point))[1] for point in points)
+
+
+def share(parts: list[np.ndarray], bound_s: float) -> tuple[float, float]:
+    """Share of the values of independent simulations within a bound, and its standard error."""
+    found = pooled([part <= bound_s for part in parts])
+    return found.value, found.half_width / 2.0
+
+
+def keep(case: Case | None, made: dict[str, Any], path: Path) -> None:
+    """Write a case, or that the deployment is not feasible."""
+    known = {} if case is None else {"rate": case.rate, "hit": case.hit, "saturated": case.saturated}
+    parts = {} if case is None else case.seconds
+    seconds = {f"{name}-{k}": np.float32(part) for name, runs in parts.items() for k, part in enumerate(runs)}
+    np.savez(path, allow_pickle=False, about=np.array(json.dumps({"made": made, **known})), **seconds)
+
+
+def kept(path: Path) -> Case | None:
+    """A case that was written; None where it was not feasible."""
+    with np.load(path) as file:
+        about, seconds = json.loads(str(file["about"])), {}
+        if "rate" not in about:
+            return None
+        for key in file.files:
+            name, _, run = key.partition("-")
+            if run:
+                seconds.setdefault(name, []).append(file[key])
+    return Case(**about, seconds=seconds)
 
 
 def _call_cdf(latency: Latency, x_s: jax.Array) -> jax.Array:
@@ -116,61 +181,58 @@ CDFS = {"ttft": ttft_cdf, "tpot": tpot_cdf, "call": _call_cdf, "session": sessio
 
 
 @jax.jit
-def model(deployment: Any, workload: Any, catalog: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """(bounds in seconds, shares within them) of each latency, one per share of `SHARES`."""
-    latency = performance(resolve(deployment, catalog), workload, catalog).latency
-    found = {}
+@jax.vmap
+def model(deployment: Any, workload: Any, catalog: Any) -> tuple[dict[str, tuple[jax.Array, jax.Array]], Any, Any]:
+    """Of each case: (bounds in seconds, shares within them) of each latency, one per share of `SHARES`; what is known
+    of it as a whole; its doubts."""
+    found = performance(resolve(deployment, catalog), workload, catalog)
+    points = {}
     for name, cdf in CDFS.items():
-        bounds = jnp.stack([percentile(cdf, latency, share) for share in SHARES])
-        found[name] = bounds[:, 0], jnp.stack([cdf(latency, bound)[0] for bound in bounds])
-    return found
+        bounds = jax.vmap(lambda share, cdf=cdf: percentile(cdf, found.latency, share)[0])(jnp.array(SHARES))
+        points[name] = bounds, jax.vmap(lambda bound, cdf=cdf: cdf(found.latency, bound)[0])(bounds)
+    whole = {name: getattr(found, f"utilization_{name}")[0] for name in ("prefill", "decode", "link", "encode")}
+    whole |= {"hit": 1.0 - found.point.state.miss[0], "prefill_engines": found.pools.prefill_replicas[0]}
+    return points, whole, {name: value[0] for name, value in found.doubts._asdict().items()}
 
 
-def compare(ready: Ready, most_calls: int, sessions: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows of one deployment, one per latency and bound, and what was found of it as a whole."""
-    evaluator = ready.simulator.evaluator
-    points = model(evaluator.deployment(np.array([0]), 1), evaluator.workload, evaluator.catalog)
-    bounds = {name: tuple(np.asarray(x) for x in point) for name, point in points.items()}
-    of_sessions = {"session": bounds.pop("session")}
-    found, rows = measured(ready, bounds, most_calls, whole_sessions=False)
-    if sessions:
-        rows += measured(ready, of_sessions, most_calls, whole_sessions=True)[1]
-    whole = {"calls": found.calls, "hit": ready["cache_hit"], "hit_simulated": found.cache_hit.value}
-    return rows, whole | {"saturated": found.saturated(ready.calls_per_s)}
-
-
-def measured(
-    ready: Ready, bounds: dict[str, tuple[np.ndarray, ...]], most_calls: int, whole_sessions: bool
-) -> tuple[Replications, list[dict[str, Any]]]:
-    """Simulations until every share's standard error is small enough, and the rows they give."""
-    runs, spent, calls = [], 0, FIRST_CALLS // RUNS
-    while True:
-        runs += [ready.simulate(calls, len(runs) + k, whole_sessions=whole_sessions) for k in range(RUNS)]
-        found = Replications(tuple(runs))
-        rows = [row for name, point in bounds.items() for row in shares(found, name, *point)]
-        spent += sum(int(np.isfinite(run.calls["arrival_s"]).sum()) for run in runs[-RUNS:])
-        if max(row["error"] for row in rows) < STANDARD_ERROR or 3 * spent > most_calls:
-            return found, rows
-        calls = 2 * calls
-
-
-def shares(found: Replications, name: str, bounds: np.ndarray, modelled: np.ndarray) -> list[dict[str, Any]]:
-    """The model's share within each bound beside the simulated one, and by how much it is outside of it."""
-
-    def simulated(bound: float) -> tuple[float, float]:
-        share = found.attainment(Bounds()._replace(**{f"{name}_s": float(bound)}))[name]  # pyright: ignore[reportArgumentType]
-        return share.value, share.half_width / 2.0
-
+def scored(cases: list[Case]) -> pd.DataFrame:
+    """The model beside the simulations: a row per case, latency and bound. It compiles once per structure of its
+    arguments."""
+    groups: dict[Any, list[tuple[int, Any]]] = {}
+    for number, case in enumerate(cases):
+        evaluator = study(case.made, case.rate).evaluator()
+        given = evaluator.deployment(np.array([0]), 1), evaluator.workload, evaluator.catalog
+        leaves, structure = jax.tree.flatten(given)
+        groups.setdefault((structure, *map(np.shape, leaves)), []).append((number, given))
     rows = []
-    for share, bound, value in zip(SHARES, bounds, modelled, strict=True):
-        seen, error = simulated(bound)
+    for group in groups.values():
+        numbers, given = zip(*group, strict=True)
+        points, whole, doubts = model(*jax.tree.map(lambda *leaves: np.stack(leaves), *given))
+        for k, number in enumerate(numbers):
+            case, space = cases[number], cases[number].made["space"]
+            named = {"case": number, "llm": case.made["llm"], "workload": case.made["workload"]}
+            named |= {"topology": space["topologies"][0], "depth": space["pipeline_parallel"]}
+            named |= {"routing": space["routing"], "rate": case.rate, "saturated": case.saturated}
+            named |= {name: float(value[k]) for name, value in whole.items()} | {"hit_simulated": case.hit}
+            why = "; ".join(DOUBTS[name] for name, value in doubts.items() if value[k])
+            named |= {"calls": sum(map(len, case.seconds["ttft"])), "unverified": why}
+            for name, parts in case.seconds.items():
+                bounds, shares = (np.asarray(x[k]) for x in points[name])
+                rows += [named | row for row in compared(name, parts, bounds, shares)]
+    return pd.DataFrame(rows).sort_values("case", kind="stable")
+
+
+def compared(name: str, parts: list[np.ndarray], bounds: np.ndarray, modelled: np.ndarray) -> list[dict[str, Any]]:
+    """The model's share within each bound beside the simulated one, and by how much it is outside of it."""
+    rows = []
+    for of, bound, value in zip(SHARES, map(float, bounds), map(float, modelled), strict=True):
+        seen, error = share(parts, bound)
         low, high = seen, seen
         if name == "tpot":
-            low, high = simulated((1.0 - SLACK) * bound)[0], simulated((1.0 + SLACK) * bound)[0]
-        apart = float(value - np.clip(value, low, high))
+            low, high = share(parts, (1.0 - SLACK) * bound)[0], share(parts, (1.0 + SLACK) * bound)[0]
         rows.append(
-            {"metric": name, "share": share, "bound_s": float(bound), "model": float(value)}
-            | {"simulated": seen, "error": error, "apart": apart}
+            {"metric": name, "share": of, "bound_s": bound, "model": value}
+            | {"simulated": seen, "error": error, "apart": value - float(np.clip(value, low, high))}
         )
     return rows
 
@@ -181,35 +243,39 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=320)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calls", type=int, default=MOST_CALLS, help="of one deployment, at most")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="of simulation, at most")
     parser.add_argument("--sessions", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path, default=Path("out/agreement"))
+    parser.add_argument("--keep", type=Path, help="folder of the simulations (OUT/cases)")
     options = parser.parse_args()
+    cases = _simulations(options, options.keep or options.out / "cases")
     options.out.mkdir(parents=True, exist_ok=True)
-    rng, rows, begun = np.random.default_rng(options.seed), [], time.perf_counter()
-    case = 0
-    while case < options.cases:
-        made, use = drawn(rng), float(rng.uniform(0.2, 0.9))
-        ready = at_use(made, use)
-        if ready is None:
-            continue
-        row = table(ready.simulator.evaluator, np.array([0])).iloc[0]
-        points, whole = compare(ready, options.calls, options.sessions)
-        named = {"case": case, "llm": made["llm"], "workload": made["workload"], "topology": row["topology"]}
-        named |= {"deployment": row["deployment"], "depth": made["space"]["pipeline_parallel"]}
-        named |= {"routing": row["routing"], "prefill_engines": row["prefill_replicas"], "rate": ready.calls_per_s}
-        named |= {name: ready[f"utilization_{name}"] for name in ("max", "prefill", "decode", "link")}
-        named |= {"unverified": row["unverified"]}
-        rows += [named | whole | point for point in points]
-        case += 1
-        print(
-            f"{case}/{options.cases} {time.perf_counter() - begun:.0f} s: {row['topology']} {made['workload']}",
-            flush=True,
-        )
-        if case % 20 == 0 or case == options.cases:
-            pd.DataFrame(rows).to_csv(options.out / "agreement.csv", index=False)
-    frame = pd.DataFrame(rows)
+    frame = scored(cases)
+    frame.to_csv(options.out / "agreement.csv", index=False)
     print(summary(frame))
     draw(frame, options.out / "agreement.png")
+
+
+def _simulations(options: argparse.Namespace, folder: Path) -> list[Case]:
+    """As many cases as asked for: those that are kept, then new ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cases, begun, number = [], time.perf_counter(), 0
+    while len(cases) < options.cases:
+        path = folder / f"{options.seed}-{number:04d}.npz"
+        if not path.exists():
+            if time.perf_counter() - begun > 60.0 * options.minutes:
+                break
+            rng = np.random.default_rng([options.seed, number])
+            made, use = drawn(rng), float(rng.uniform(0.2, 0.9))
+            keep(simulated(made, use, options.calls, options.sessions), made, path)
+        number += 1
+        case = kept(path)
+        if case is None:
+            continue
+        cases.append(case)
+        of = f"{case.made['space']['topologies'][0]} {case.made['workload']}"
+        print(f"{len(cases)}/{options.cases} {time.perf_counter() - begun:.0f} s: {of}", flush=True)
+    return cases
 
 
 def resolved(frame: pd.DataFrame) -> pd.DataFrame:

@@ -136,16 +136,21 @@ def _node_width(nodes_s: Array, spread_s: Array) -> Array:
     return jnp.sqrt(width**2 + 3.0 * spread_s**2)
 
 
+def _served(slack_s: Array, width_s: Array) -> tuple[Array, Array]:
+    """(share of a node's calls for which `slack_s` is enough without a wait, what it leaves these to wait, mean)."""
+    left_s = jnp.where(slack_s > width_s, slack_s, 0.5 * jnp.maximum(slack_s + width_s, 0.0))
+    return ramp(slack_s, 0.0, width_s), left_s
+
+
 def ttft_cdf(latency: Latency, x_s: Array) -> Array:
     """P(TTFT <= x); x of shape (n,) or scalar."""
-    slack = jnp.asarray(x_s - latency.first_chunk_s)[..., None] - latency.prefill_s
+    batch = latency.first_chunk_batch  # every call waits for these steps: they move and widen the nodes
+    slack = jnp.asarray(x_s - latency.first_chunk_s - batch.average_s)[..., None] - latency.prefill_s
     waits = add_waits(latency.wait, latency.first_chunk_stall)
-    wait, brief = jax.tree.map(
-        lambda leaf: leaf[..., None], (waits, add_waits(latency.brief, latency.first_chunk_batch))
-    )
-    shown = jnp.sqrt(latency.prefill_spread_s**2 + latency.first_chunk_sd_s[..., None] ** 2)
-    served = ramp(slack, 0.0, _node_width(latency.prefill_s, shown))
-    room_s = jnp.maximum(slack, 0.0)
+    wait, brief = jax.tree.map(lambda leaf: leaf[..., None], (waits, latency.brief))
+    shown = latency.first_chunk_sd_s**2 + batch.variance_s2
+    spread = jnp.sqrt(latency.prefill_spread_s**2 + shown[..., None])
+    served, room_s = _served(slack, _node_width(latency.prefill_s, spread))
     # Behind whole prompts the brief wait is a part of the long one's end; without a long one it stands alone.
     alone = (1.0 - wait.probability) * brief.survival(room_s)
     on_time = 1.0 - wait.survival(jnp.maximum(room_s - brief.average_s, 0.0)) - alone
@@ -175,10 +180,9 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
     first_s = latency.prefill_s + latency.brief.average_s[..., None]
 
     def served(room_s: Array) -> Array:
-        slack = room_s[..., None] - first_s
-        room = jnp.maximum(slack, 0.0)
-        late = wait.probability * sum(share * jnp.exp(-room * rate) for share, rate in wait.exponentials())
-        return jnp.sum(latency.prefill_weight * ramp(slack, 0.0, width) * (1.0 - late), -1)
+        share, room = _served(room_s[..., None] - first_s, width)
+        late = wait.probability * sum(part * jnp.exp(-room * rate) for part, rate in wait.exponentials())
+        return jnp.sum(latency.prefill_weight * share * (1.0 - late), -1)
 
     def body(j: Array, total: Array) -> Array:
         base, steps = latency.token.base_s[..., j], latency.steps[j]

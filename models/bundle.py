@@ -35,6 +35,7 @@ from breakeven.models.steps import (
     overlapped,
     prefill_chunks,
     prefill_marginal,
+    prefill_per_cached,
     prefill_time,
     speculated_time,
 )
@@ -382,6 +383,7 @@ class PrefillTime(NamedTuple):
     ffn_s: Array  # that all feed-forward engines of the bundle work on it
     token_s: Array  # what one more token adds to `busy_s` of the largest call, (n,)
     pair_s: Array  # the same for a query-key pair
+    cached_s: Array  # what one more cached token before the call adds to `alone`
 
 
 def prefill_call(
@@ -410,7 +412,8 @@ def prefill_call(
         sides = _summing_to(sides, alone)
         marginal = jnp.minimum(marginal[0], computed_s), marginal[1]
     busy_s = busy.total_s
-    return PrefillTime(alone, sides, busy_s, busy_s, busy_s, *marginal)
+    cached_s = prefill_per_cached(wide.attention, llm, tokens, pairs, chunks)
+    return PrefillTime(alone, sides, busy_s, busy_s, busy_s, *marginal, cached_s)
 
 
 def _prefill_joint(
@@ -455,7 +458,8 @@ def _prefill_apart(
     )
     assert machine.split is not None
     marginal = _marginal(machine, machine.split, llm, *last)
-    return PrefillTime(alone, sides, busy_s, attention.total_s / wide.pipeline_parallel, ffn_s, *marginal)
+    cached_s = weight.attention * prefill_per_cached(wide.attention, llm, tokens, pairs, passes)
+    return PrefillTime(alone, sides, busy_s, attention.total_s / wide.pipeline_parallel, ffn_s, *marginal, cached_s)
 
 
 def _marginal(

@@ -8,12 +8,13 @@ starts to decode stalls it in a pool that does both.
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from breakeven.models.numerics import power
 from breakeven.models.queueing import Moments, Wait
 
 HIGHEST = 0.98
+HELD_STEPS = 5  # in which the longest prompt ahead is looked at
 
 
 class Step(NamedTuple):
@@ -117,16 +118,90 @@ def burst(step: Step, servers: Array, pause_s: Array) -> Burst:
     return Burst(shorter, fixed * (1.0 - whole), together, left_s, left_s2)
 
 
-def held_up(busy: Array, service: Moments, budget_s: Array, depth: Array) -> Wait:
-    """Wait beyond the first of a pipeline's `depth` stages, each `busy` for that share of time by steps of `service`.
+class HeldUp(NamedTuple):
+    """Wait at the stages of a pipeline behind its first."""
 
-    Nothing overtakes: of prompts that follow one another, n waits max(S_j) - S_n at the next stage, wherever a stage
-    is busy. The longest of 1 / (1 - busy) prompts is taken as the one that a point in time falls into, E[S^2] / E[S],
-    and longer as the logarithm of their number, as exponential ones are; at most a full token budget. Alike prompts
-    never wait there.
+    idle: Wait  # of a call that finds the first stage idle
+    busy: Wait  # of one that waits there, too
+
+
+def held_up(rate: Array, seconds: Array, weight: Array, longest_s: Array, depth: Array) -> HeldUp:
+    r"""Wait beyond the first of a pipeline's `depth` equal stages, where prompts of `seconds` a stage, a share `weight`
+    (n, nodes) of each, come at `rate` (n,); a step takes `longest_s` at most. Nodes rise, in each half of them.
+
+    Nothing overtakes, so prompt n leaves the first stage's successors after the longest of :math:`(p - 1) S_k - I_k`
+    over all prompts k up to it, I_k the time that the first stage was idle between k and n (Boxma 1979, two stages of
+    equal services). On the clock of that idle time busy periods come as Poisson points, hence before a call that finds
+    the first stage idle
+
+    .. math:: P(M \le x) = \exp\left(-\lambda (p-1) \int_x^\infty g(y) dy\right), \quad
+              g(y) = \frac{P(S > y)}{1 - \lambda E[S; S \le y]},
+
+    g the probability that a busy period has a longer prompt (of a branching process, where the first of them is
+    reached). Before any call it is :math:`(1 - \rho) / (1 - \lambda E[S; S \le x])` times that.
     """
-    longer_s = jnp.maximum(service.second / service.first - service.first, 0.0)
-    longer_s = longer_s * (1.0 - jnp.log(jnp.maximum(1.0 - busy, 0.02)))
-    longer_s = jnp.minimum(longer_s, jnp.maximum(budget_s - service.first, 0.0))
-    probability = jnp.where(depth > 1.0, 1.0 - power(1.0 - busy, depth), 0.0)
-    return Wait(probability, (depth - 1.0) * longer_s + 1e-6, jnp.ones_like(longer_s))
+    seconds, weight, half = seconds.T, weight.T, seconds.shape[-1] // 2  # sums over the first axis are sums of vectors
+    low = jnp.minimum(seconds[0], seconds[half])
+    seconds = jnp.minimum(seconds, low + longest_s)
+    high = 1.001 * jnp.maximum(seconds[half - 1], seconds[-1])
+    rho = jnp.clip(rate * jnp.sum(weight * seconds, 0), 1e-6, HIGHEST)
+
+    def at(y: Array, beyond: Array, before: _Point) -> _Point:
+        served = jnp.sum(weight * jnp.minimum(seconds, y), 0)  # E[min(S, y)]
+        above = jnp.sum(jnp.where(seconds > y, weight, 0.0), 0)
+        free = 1.0 / (1.0 - jnp.minimum(rate * (served - y * above), HIGHEST))
+        beyond = beyond + 0.5 * (before.served - served) * (before.free + free)
+        idle = jnp.exp(-rate * (depth - 1.0) * beyond)
+        return _Point(y, served, above, free, beyond, 1.0 - idle, 1.0 - idle * (1.0 - rho) * (free - 1.0) / rho)
+
+    def body(k: Array, carry: tuple[_Point, _Late, _Late]) -> tuple[_Point, _Late, _Late]:
+        before, *parts = carry
+        y = low + (high - low) * jnp.square(1.0 - (k + 1.0) / HELD_STEPS)
+        here = at(y, before.beyond, before)
+        moved, width = here.above - before.above, before.y - here.y
+        late = (before.idle, here.idle), (before.busy, here.busy)
+        return here, *(part.plus(*x, before, here, moved, width) for part, x in zip(parts, late, strict=True))
+
+    zero = jnp.zeros_like(rate)
+    top = _Point(
+        high, rho / rate, zero, 1.0 / (1.0 - rho), zero, zero, 1.0 - (1.0 - rho) * (1.0 / (1.0 - rho) - 1.0) / rho
+    )
+    _, *found = lax.fori_loop(0, HELD_STEPS, body, (top, _Late(zero, zero, zero), _Late(zero, zero, zero)))
+    return HeldUp(*(late.wait(depth) for late in found))
+
+
+class _Point(NamedTuple):
+    """What is known of the longest prompt ahead at a time y, (n,)."""
+
+    y: Array
+    served: Array  # E[min(S, y)]
+    above: Array  # P(S > y)
+    free: Array
+    beyond: Array  # integral of g from y on
+    idle: Array  # probability that it is longer, before a call that finds the first stage idle
+    busy: Array  # and before one that does not
+
+
+class _Late(NamedTuple):
+    """Of (M - S)+: its probability of being positive, mean and mean square, summed by trapezoids; (n,)."""
+
+    probability: Array
+    first: Array
+    second: Array
+
+    def plus(self, late: Array, here_late: Array, before: _Point, here: _Point, share: Array, width: Array) -> "_Late":
+        """With the part between two times."""
+        first, here_first = late * (1.0 - before.above), here_late * (1.0 - here.above)
+        second, here_second = late * (before.y - before.served), here_late * (here.y - here.served)
+        return _Late(
+            self.probability + 0.5 * (late + here_late) * share,
+            self.first + 0.5 * (first + here_first) * width,
+            self.second + (second + here_second) * width,
+        )
+
+    def wait(self, depth: Array) -> Wait:
+        """Of as many stages as there are behind the first."""
+        probability, behind = jnp.clip(self.probability, 1e-6, 1.0), depth - 1.0
+        mean_s = behind * self.first / probability + 1e-9
+        cv2 = behind**2 * self.second / (probability * mean_s**2 + 1e-20) - 1.0
+        return Wait(jnp.where(depth > 1.0, probability, 0.0), mean_s, jnp.clip(cv2, 0.05, 100.0))

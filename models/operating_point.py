@@ -47,6 +47,9 @@ class Pools:
     budget_s: Array  # marginal time of a full token budget
     prefill_latency_s: Array  # mean latency, prefix held
     missed_latency_s: Array
+    alone_s: Array  # of a prefill while nothing else is, by node, (n, 2 nodes): prefix held, then lost
+    found_weight: Array  # (n, nodes)
+    lost_weight: Array  # (n, nodes)
     prefill_memory: Memory  # of all attention engines of a bundle
     decode_memory: Memory
     prefill_replicas: Array  # bundles

@@ -211,9 +211,11 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         hit_latency_s = hit_latency_s + joined_s[:, :nodes]
         missed_latency_s = missed_latency_s + joined_s[:, nodes:]
     token_s, pair_s, ways = hit_time.token_s, hit_time.pair_s, prefill.ways
-    contexts, context_sds = _both(hit.context, lost.context), _both(hit.context_sd, lost.context_sd)
+    contexts, cached_sds = _both(hit.context, lost.context), _both(hit.cached_sd, lost.cached_sd)
     transfer, transfer_s = moved(resolved, catalog, contexts, prefill_s, hit.weight)
-    spread_s = transfer_s * context_sds / contexts
+    # Calls that lost their prefix all find the same, the shared one.
+    spread_s = _both(hit.cached_sd * _pipelined(hit_time.cached_s, hit, prefill, budget), lost.cached_sd)
+    spread_s = spread_s + transfer_s * cached_sds / contexts
     marginal = token_s, pair_s
     kept = retained(resolved, workload, catalog, hit, prefill_s[:, :nodes], hit_time.busy_s, marginal, ways, decode)
     shared = _held_share(sharing, hit, hit_time, prefill)
@@ -243,6 +245,9 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         budget_s=marginal_s / hit.mean_tokens * budget * ranks / ways,
         prefill_latency_s=prefill_latency_s,
         missed_latency_s=lost_latency_s,
+        alone_s=prefill_s,
+        found_weight=jnp.broadcast_to(hit.weight, hit_latency_s.shape),
+        lost_weight=jnp.broadcast_to(lost.weight, missed_latency_s.shape),
         prefill_memory=_bundle_memory(prefill_memory, prefill.workers, workload.shared_prefix_tokens),
         decode_memory=_bundle_memory(_staged(resolved, decode_memory), decode.workers, workload.shared_prefix_tokens),
         prefill_replicas=prefill.count,

@@ -5,7 +5,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from breakeven.models.numerics import TINY, gamma_cdf, gamma_survival, wait_probability
+from breakeven.models.numerics import TINY, gamma_cdf, gamma_survival, power, wait_probability
+
+LEAST_CALLS = 1.25  # exponent of the probability of waiting where calls go to the engine with the fewest (simulated)
 
 
 class Wait(NamedTuple):
@@ -84,7 +86,20 @@ def queue_wait(rate: Array, service: Moments, servers: Array, arrival_cv2: Array
     given_wait = stuck * (arrival_cv2 + service_cv2) / (1.0 + service_cv2)
     cv2 = jnp.maximum(second * rho / (mean**2 + TINY) - 1.0, jnp.where(servers > 1.0, 0.3, 0.05))
     probability = wait_probability(servers, rho)
-    return Wait(jnp.where(servers > 1.0, probability**1.25, probability), given_wait, cv2)
+    return Wait(jnp.where(servers > 1.0, probability**LEAST_CALLS, probability), given_wait, cv2)
+
+
+def pipeline_probability(engines: Array, utilization: Array, stages: Array) -> Array:
+    r"""Probability of waiting for the first stage of a pipeline, of several that are sent a call by how few they have.
+
+    A call is at an engine p = `stages` times as long as at its first stage. All engines must have some, each with
+    probability :math:`1 - (1 - \rho)^p`, and the first stage of the chosen one must be busy, as it is in a share
+    :math:`\rho / (1 - (1 - \rho)^p)` of that time.
+    """
+    rho = jnp.clip(utilization, 1e-6, 0.995)
+    some = 1.0 - power(1.0 - rho, stages)
+    every = power(wait_probability(engines, some), jnp.where(engines > 1.0, LEAST_CALLS, 1.0))
+    return rho / some * every
 
 
 def add_waits(*waits: Wait) -> Wait:

@@ -382,6 +382,13 @@ def prefill_time(
     )
 
 
+def prefill_per_cached(side: Coefficients, llm: LLM, tokens: Array, pairs: Array, passes: Array) -> Array:
+    """Seconds by which one more cached token before the uncached `tokens` makes a prefill longer: it is read in every
+    pass, and a pair with each of them."""
+    selected = jnp.where(pairs < tokens * llm.sparse_topk, tokens, 0.0)
+    return _linear((side.pair_s, tokens), (side.selected_pair_s, selected), (side.prefill_context_s, passes))
+
+
 def _ring_s(side: Coefficients, tokens: Array, pairs: Array, passes: Array, attention_s: Array) -> Array | float:
     """What the exchange of keys and values takes beyond the attention it runs beside; each pass that of the cache so
     far, pairs / tokens of it on average and half a chunk more."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from breakeven.models.bursts import held_up
+from breakeven.models.bursts import HeldUp, held_up
 from breakeven.models.closed import by_chance
 from breakeven.models.encoder import encode_busy, encode_load
 from breakeven.models.llm import LLM
@@ -22,7 +22,7 @@ from breakeven.models.operating_point import (
     prefill_servers,
     prefix_found,
 )
-from breakeven.models.queueing import Wait, add_waits, followed, queue_wait, uniform_wait
+from breakeven.models.queueing import Wait, add_waits, followed, pipeline_probability, queue_wait, uniform_wait
 from breakeven.models.reload import continued_share
 from breakeven.models.workload import Workload
 
@@ -58,7 +58,10 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
     reads = _reads(point, pools, workload)
     reload = reads.wait
     queue = _prefill(point, pools, workload, seen)
-    turn = add_waits(_pass_in_progress(point, pools), _held_up(point, pools))
+    turn, held = _pass_in_progress(point, pools), _held_up(point, pools)
+    # The brief waits are part of every long one, so this one adds what is longer of it.
+    more_s = jnp.maximum(held.busy.average_s - held.idle.average_s, 0.0) / jnp.maximum(held.busy.probability, 1e-6)
+    queue = followed(queue, held.busy._replace(mean_s=more_s))
     if pools.retained is not None:  # calls that decode prefills come by none of these
         reload, queue, turn, *link = (_thinned(wait, point.local) for wait in (reload, queue, turn, *link))
         queue = add_waits(queue, _local_queue(point, pools))
@@ -72,7 +75,7 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
         parts = (*parts, *found.waits)
         link_utilization = jnp.maximum(link_utilization, found.link_utilization)
     long = add_waits(*parts)
-    brief = add_waits(*_step_in_progress(point, pools), point.burst.together.paused, *link)
+    brief = add_waits(*_step_in_progress(point, pools), point.burst.together.paused, held.idle, *link)
     return CallWaits(
         long,
         brief,
@@ -95,6 +98,13 @@ def _prefill(point: OperatingPoint, pools: Pools, workload: Workload, seen: Arra
     # A session's burst is spread over its calls, and splitting over replicas thins it further.
     burst = (workload.arrival_cv2 - 1.0) / (workload.calls_per_session * pools.prefill_replicas / servers)
     queue = queue_wait(point.prefill_rate * seen, point.service, servers, 1.0 + burst)
+    depth = pools.prefill_ways / pools.prefill_ranks
+    # Long prompts hold the first stage nearly as long as the engine: their chunks follow one another.
+    latency_s = pools.prefill_latency_s + point.state.miss * (pools.missed_latency_s - pools.prefill_latency_s)
+    stages = jnp.clip(latency_s * point.stretch / point.service.first, 1.0, depth)
+    probability = pipeline_probability(pools.prefill_replicas, point.prefill_utilization * seen, stages)
+    counted = (pools.prefill_balanced > 0.5) & (pools.shared <= 0.0) & (depth > 1.0)
+    queue = queue._replace(probability=jnp.where(counted, probability, queue.probability))
     cv2 = queue.cv2 + point.burst.even * (1.0 / 3.0 - queue.cv2)
     alone = queue._replace(mean_s=queue.mean_s * point.burst.shorter, cv2=cv2)
     return followed(alone, point.burst.together.waited)
@@ -178,12 +188,15 @@ def _pass_in_progress(point: OperatingPoint, pools: Pools) -> Wait:
     return Wait(busy * (1.0 - 1.0 / ranks), mean_s, cv2)
 
 
-def _held_up(point: OperatingPoint, pools: Pools) -> Wait:
-    """A call's wait in a pipeline that prefills alone."""
+def _held_up(point: OperatingPoint, pools: Pools) -> HeldUp:
+    """A call's wait behind the first stage of a pipeline that prefills alone."""
     depth = pools.prefill_ways / pools.prefill_ranks
-    wait = held_up(jnp.clip(point.prefill_utilization, 0.0, 1.0), point.service, pools.budget_s, depth)
+    miss, ranks = point.state.miss[:, None], pools.prefill_ranks
+    weight = jnp.concatenate([pools.found_weight * (1.0 - miss), pools.lost_weight * miss], -1)
+    seconds = pools.alone_s / depth[:, None]
+    found = held_up(point.prefill_rate / ranks, seconds, weight, pools.budget_s * ranks, depth)
     alone = (pools.shared <= 0.0) & (pools.prefill_workers <= 1.0)
-    return wait._replace(probability=jnp.where(alone, wait.probability, 0.0))
+    return HeldUp(*(w._replace(probability=jnp.where(alone, w.probability, 0.0)) for w in found))
 
 
 def _reads(point: OperatingPoint, pools: Pools, workload: Workload) -> Reads:

@@ -42,7 +42,7 @@ class PrefillNodes:
     tokens: Leaf
     pairs: Leaf
     context: Leaf
-    context_sd: Leaf  # within the bin
+    cached_sd: Leaf  # standard deviation of ctx - u within the bin
     mean_tokens: Leaf
     mean_pairs: Leaf
     moments: Leaf  # (4, 4)
@@ -336,7 +336,6 @@ def prefill_nodes(tokens: Floats, context: Floats, encoded: Encoded | None = Non
     """Nodes and moments of prefilling the last `tokens` of each `context`, with its images to encode."""
     pairs = tokens * (context - 0.5 * tokens)
     parts, u, q = bins(tokens, PREFILL_NODES), tokens / tokens.mean(), pairs / pairs.mean()
-    of_context = _bin_moments(context, parts)
     moments, of_q = np.zeros((4, 4)), [np.ones_like(q), q, q * q, q * q * q]
     for i, of_u in enumerate((np.ones_like(u), u, u * u, u * u * u)):
         for j in range(4 - i):
@@ -345,8 +344,8 @@ def prefill_nodes(tokens: Floats, context: Floats, encoded: Encoded | None = Non
         weight=_leaf(_weights(parts)),
         tokens=_leaf(_bin_means(tokens, parts)),
         pairs=_leaf(_bin_means(pairs, parts)),
-        context=_leaf(of_context[0]),
-        context_sd=_leaf(np.sqrt(of_context[1])),
+        context=_leaf(_bin_means(context, parts)),
+        cached_sd=_leaf(np.sqrt(_bin_moments(context - tokens, parts)[1])),
         mean_tokens=_leaf(tokens.mean()),
         mean_pairs=_leaf(pairs.mean()),
         moments=_leaf(moments),

@@ -149,6 +149,21 @@ def test_without_waiting_or_spread_times_are_steps():
         assert curve(latency, name, [0.9 * exact, 1.1 * exact])[:, 0] == pytest.approx([0.0, 1.0], abs=1e-3)
 
 
+def test_a_wait_that_all_calls_have_does_not_cut_off_the_faster_half_of_a_node(latency):
+    """Calls of one node, unlike by 0.1 s, of which all wait one second: half of them have done so at the mean."""
+    one = jnp.ones_like(latency.call_mean_s)
+    wait = Wait(one, one, 1e-4 * one)
+    nodes = jnp.ones_like(latency.prefill_s)
+    alike = dataclasses.replace(
+        latency, wait=wait, brief=Wait(0.0 * one, one, one), prefill_s=nodes, prefill_spread_s=0.1 * nodes,
+        first_chunk_s=0.0 * one, first_chunk_sd_s=0.0 * one, first_chunk_batch=wait,
+        first_chunk_stall=Wait(0.0 * one, one, one),
+    )  # fmt: skip
+    found = [np.asarray(ttft_cdf(alike, x * one)) for x in (2.8, 3.0, 3.2)]
+    assert found[1] == pytest.approx(0.5, abs=0.1)
+    assert (found[0] < 0.1).all() and (found[2] > 0.9).all()
+
+
 def test_shortfall_is_the_worst_fraction_missed(study, latency):
     met = score(latency, study.slo)
     slo = Slo(study.slo.target, study.slo.per_session, ttft=Bound(jnp.float32(5.0), jnp.float32(0.99)))

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from breakeven.models.bursts import Burst, Step, burst, held_up
+from breakeven.models.bursts import Burst, HeldUp, Step, burst, held_up
 from breakeven.models.operating_point import own_load, unevenness
-from breakeven.models.queueing import Moments, queue_wait
+from breakeven.models.queueing import Moments, pipeline_probability, queue_wait
 
 ONE = jnp.array(1.0)
 
@@ -117,24 +117,69 @@ def test_a_call_that_meets_no_other_finds_nothing_around_it():
     assert float(around.left_s) < 1e-5 and float(around.left_s2) < 1e-4
 
 
-def second_stage_wait_s(rate: float, calls: int = 60_000) -> float:
-    """Mean wait at the second of two stages, in both of which a prompt takes the same exponential second."""
+PROMPTS = -np.log1p(-(np.arange(16) + 0.5) / 16)  # of an exponential second
+
+
+def second_stage(rate: float, calls: int = 60_000) -> tuple[np.ndarray, np.ndarray]:
+    """Waits at both of two stages, in each of which a prompt takes the same time."""
     rng = np.random.default_rng(3)
-    first = second = waited = 0.0
-    for came, work in zip(np.cumsum(rng.exponential(1.0 / rate, calls)), rng.exponential(1.0, calls), strict=True):
-        first = max(first, came) + work
-        waited += max(second - first, 0.0)
+    first = second = 0.0
+    waits = np.empty((2, calls))
+    for n, (came, work) in enumerate(
+        zip(np.cumsum(rng.exponential(1.0 / rate, calls)), rng.choice(PROMPTS, calls), strict=True)
+    ):
+        begun = max(first, came)
+        first = begun + work
+        waits[:, n] = begun - came, max(second - first, 0.0)
         second = max(second, first) + work
-    return waited / calls
+    return waits[0], waits[1]
+
+
+def behind(rate: float, seconds: np.ndarray, depth: float) -> HeldUp:
+    """What equally frequent prompts wait for behind the first stage."""
+    weight = jnp.full((1, len(seconds)), 1.0 / len(seconds))
+    return held_up(jnp.array([rate]), jnp.array(seconds)[None], weight, jnp.array([1e6]), jnp.array([depth]))
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
 def test_in_a_pipeline_calls_wait_for_longer_ones_before_them(rate):
-    """Within a fifth of what is played; alike prompts and a single stage make nobody wait."""
-    exponential, alike = (Moments(*(jnp.array(x) for x in m)) for m in ((1.0, 2.0, 6.0), (1.0, 1.0, 1.0)))
-    busy, far = jnp.array(rate), jnp.array(1e6)
-    assert float(held_up(busy, exponential, far, 2.0 * ONE).average_s) == pytest.approx(
-        second_stage_wait_s(rate), rel=0.2
-    )
-    assert float(held_up(busy, exponential, far, ONE).probability) == 0.0
-    assert float(held_up(busy, alike, far, 2.0 * ONE).average_s) < 1e-5
+    """Of calls that find the first stage idle and of those that wait there, as many as played and as long, within a
+    quarter."""
+    found = behind(rate, PROMPTS, 2.0)
+    first, second = second_stage(rate)
+    for wait, some in ((found.idle, first <= 0.0), (found.busy, first > 0.0)):
+        assert float(wait.probability[0]) == pytest.approx(np.mean(second[some] > 1e-9), abs=0.1)
+        assert float(wait.average_s[0]) == pytest.approx(second[some].mean(), rel=0.25)
+
+
+def test_nobody_waits_behind_alike_prompts_or_in_a_single_stage():
+    assert float(behind(0.5, np.ones(16), 2.0).busy.average_s[0]) < 1e-3
+    for wait in behind(0.5, np.linspace(0.1, 2.0, 16), 1.0):
+        assert float(wait.probability[0]) == 0.0 and np.isfinite(jnp.array([*wait])).all()
+
+
+def first_stage_waits(rate: float, engines: int, calls: int = 40_000) -> float:
+    """Share of calls that wait for the first of two stages, an exponential second each, of the least busy engine."""
+    rng = np.random.default_rng(5)
+    free, out, waited = np.zeros(engines), np.zeros(engines), 0
+    leaves: list[list[float]] = [[] for _ in range(engines)]
+    came = np.cumsum(rng.exponential(1.0 / (rate * engines), calls))
+    for now, work in zip(came, rng.exponential(1.0, calls), strict=True):
+        leaves = [[end for end in engine if end > now] for engine in leaves]
+        count = np.array([len(engine) for engine in leaves])
+        chosen = rng.choice(np.flatnonzero(count == count.min()))
+        waited += free[chosen] > now
+        free[chosen] = max(free[chosen], now) + work
+        out[chosen] = max(free[chosen], out[chosen]) + work
+        leaves[chosen].append(out[chosen])
+    return waited / calls
+
+
+@pytest.mark.parametrize("engines", [1, 2, 6])
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8])
+def test_the_calls_in_a_pipeline_tell_little_of_its_first_stage(rate, engines):
+    """As many wait for it as played, within 0.06; more than for engines of one stage."""
+    count, busy = jnp.array(float(engines)), jnp.array(rate)
+    found = float(pipeline_probability(count, busy, 2.0 * ONE))
+    assert found == pytest.approx(first_stage_waits(rate, engines), abs=0.06)
+    assert found >= float(pipeline_probability(count, busy, ONE)) - 1e-6
