@@ -155,12 +155,12 @@ def held_up(rate: Array, seconds: Array, weight: Array, longest_s: Array, depth:
         return _Point(y, served, above, free, beyond, 1.0 - idle, 1.0 - idle * (1.0 - rho) * (free - 1.0) / rho)
 
     def body(k: Array, carry: tuple[_Point, _Late, _Late]) -> tuple[_Point, _Late, _Late]:
-        before, *parts = carry
+        before, idle, busy = carry
         y = low + (high - low) * jnp.square(1.0 - (k + 1.0) / HELD_STEPS)
         here = at(y, before.beyond, before)
         moved, width = here.above - before.above, before.y - here.y
-        late = (before.idle, here.idle), (before.busy, here.busy)
-        return here, *(part.plus(*x, before, here, moved, width) for part, x in zip(parts, late, strict=True))
+        given = before, here, moved, width
+        return here, idle.plus(before.idle, here.idle, *given), busy.plus(before.busy, here.busy, *given)
 
     zero = jnp.zeros_like(rate)
     top = _Point(
