@@ -144,7 +144,9 @@ def held_up(rate: Array, seconds: Array, weight: Array, longest_s: Array, depth:
     low = jnp.minimum(seconds[0], seconds[half])
     seconds = jnp.minimum(seconds, low + longest_s)
     high = 1.001 * jnp.maximum(seconds[half - 1], seconds[-1])
-    rho = jnp.clip(rate * jnp.sum(weight * seconds, 0), 1e-6, HIGHEST)
+    mean_s = jnp.sum(weight * seconds, 0)
+    rho = jnp.clip(rate * mean_s, 1e-6, HIGHEST)
+    rate = rho / mean_s  # of a saturated stage no more than it can take
 
     def at(y: Array, beyond: Array, before: _Point) -> _Point:
         served = jnp.sum(weight * jnp.minimum(seconds, y), 0)  # E[min(S, y)]
@@ -163,9 +165,7 @@ def held_up(rate: Array, seconds: Array, weight: Array, longest_s: Array, depth:
         return here, idle.plus(before.idle, here.idle, *given), busy.plus(before.busy, here.busy, *given)
 
     zero = jnp.zeros_like(rate)
-    top = _Point(
-        high, rho / rate, zero, 1.0 / (1.0 - rho), zero, zero, 1.0 - (1.0 - rho) * (1.0 / (1.0 - rho) - 1.0) / rho
-    )
+    top = _Point(high, mean_s, zero, 1.0 / (1.0 - rho), zero, zero, 1.0 - (1.0 - rho) * (1.0 / (1.0 - rho) - 1.0) / rho)
     _, *found = lax.fori_loop(0, HELD_STEPS, body, (top, _Late(zero, zero, zero), _Late(zero, zero, zero)))
     return HeldUp(*(late.wait(depth) for late in found))
 
