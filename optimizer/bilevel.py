@@ -144,7 +144,7 @@ class Search:
     def take_up(self, alone: bool) -> int:
         """Merge what the study's complete trials found, and record it batch by batch; returns how many there are. Where
         it searches `alone`, the neighbourhood is searched between batches, as it was before an interruption."""
-        trials = self._complete()
+        trials = self._finished()
         if alone:
             self.polish()
         self.record(0)
@@ -195,9 +195,9 @@ class Search:
             polish(self.task, self.structures, self.found, self.seen)
             refine(self.task, self.structures, self.found, self.settings.seed)
         polish(self.task, self.structures, self.found, self.seen)
-        self.record(len(self._complete()))
+        self.record(len(self._finished()))
 
-    def _complete(self) -> list[FrozenTrial]:
+    def _finished(self) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 

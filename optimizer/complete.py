@@ -12,7 +12,7 @@ import numpy as np
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.exhaustive import Task
 from breakeven.optimizer.search import Found
-from breakeven.spaces.space import Family, Space
+from breakeven.spaces.space import Family, Space, accelerators_of
 
 SHARE = 0.04  # of the space, at most
 MOST = 500_000  # candidates, at most
@@ -88,5 +88,4 @@ def _of_family(family: Family, price: np.ndarray, limit: float, most: int) -> tu
 def _pool_usd(family: Family, price: np.ndarray) -> Iterator[np.ndarray]:
     """Cost per hour of the accelerators of each pool's configurations."""
     for table in family.tables:
-        count = table["replicas"] * table["tensor_parallel"] * table["data_parallel"]
-        yield count * table["pipeline_parallel"] * table["context_parallel"] * price[table["accelerator"]]
+        yield accelerators_of(table) * price[table["accelerator"]]

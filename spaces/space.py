@@ -131,6 +131,11 @@ def pool_table(domain: PoolDomain, stages: tuple[str, ...], names: Names, llm: A
     return {name: column[valid] for name, column in table.items()}
 
 
+def accelerators_of(table: dict[str, np.ndarray]) -> np.ndarray:
+    """Accelerators of each configuration of a pool."""
+    return np.prod([table[name] for name in ("replicas", *RANKS)], axis=0)
+
+
 @dataclass(frozen=True)
 class Family:
     """All candidates of one topology: one configuration per pool, a KV precision, a link and a routing."""
@@ -242,7 +247,7 @@ class Space:
 
     def accelerators(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(kind of each stage's pool, shape (len(ids), stages); accelerators of each kind, shape (len(ids), kinds))."""
-        number, sizes = self.family(ids), ("replicas", *RANKS)
+        number = self.family(ids)
         kinds = np.zeros((len(ids), len(STAGES)), np.int64)
         count = np.zeros((len(ids), len(self.names.accelerators)), np.int64)
         for f in np.unique(number):
@@ -250,7 +255,7 @@ class Space:
             pools = list(zip(family.tables, family.digits(ids[here] - self.offsets[f]), strict=False))
             kind = [table["accelerator"][row] for table, row in pools]
             for own, (table, row) in zip(kind, pools, strict=True):
-                count[here, own] += np.prod([table[name][row] for name in sizes], axis=0)
+                count[here, own] += accelerators_of(table)[row]
             kinds[here] = np.stack([kind[pool] for pool in family.topology.labels], 1)
         return kinds, count
 
