@@ -43,8 +43,17 @@ class Ffn:
     def dense_parameters(self) -> int:
         """Per layer and token: dense network, shared expert, router, projections to the experts."""
         dense = self._network(self.hidden, self.intermediate)
-        shared = self._network(self.hidden, self.shared_intermediate)
-        return dense + shared + self.hidden * (self.experts + 2 * self.expert_hidden)
+        return dense + self.shared_parameters + self.router_parameters + self.hidden * 2 * self.expert_hidden
+
+    @property
+    def shared_parameters(self) -> int:
+        """Of one layer's shared experts."""
+        return self._network(self.hidden, self.shared_intermediate)
+
+    @property
+    def router_parameters(self) -> int:
+        """Of one layer's gate."""
+        return self.hidden * self.experts
 
     @property
     def expert_parameters(self) -> int:
@@ -252,6 +261,16 @@ class Architecture:
     def dense_parameters(self) -> int:
         """Feed-forward weights that every token reads: dense, shared experts, routers; and the norms."""
         return sum(f.layers * f.dense_parameters for f in self.ffns) + self.norm_parameters
+
+    @property
+    def shared_parameters(self) -> int:
+        """All shared experts of all layers."""
+        return sum(f.layers * f.shared_parameters for f in self.ffns)
+
+    @property
+    def router_parameters(self) -> int:
+        """All gates of all layers."""
+        return sum(f.layers * f.router_parameters for f in self.ffns)
 
     @property
     def expert_parameters(self) -> int:

@@ -10,6 +10,8 @@ attention, c to get to the other side, f there and c' back. With all of them in 
 by what is busiest: attention, feed-forward, a direction of the link, or the way round of a micro-batch that nothing
 overlaps (StepMesh and MegaScale-Infer, arXiv:2507.19427 and 2504.02263, state the same for m >= 2 (1 + c / f)). The
 feed-forward engines wait for the slowest of the attention engines, whose batches hold unlike numbers of cached tokens.
+Of a, what shared experts take that stand with attention runs while the micro-batch is away: the way round is then
+a - min(s, c + f + c') shorter than the sum.
 """
 
 import dataclasses
@@ -23,10 +25,11 @@ from jax.scipy.special import ndtri
 
 from breakeven.models.context_parallel import spread, with_ring
 from breakeven.models.llm import LLM
-from breakeven.models.numerics import once
+from breakeven.models.numerics import TINY, once, smooth_max
+from breakeven.models.placement import ports, shared_products, sides_with, traffic
+from breakeven.models.placement_choices import Crossed
 from breakeven.models.speculation import Speculations
 from breakeven.models.steps import (
-    ACTIVATION_BYTES,
     Coefficients,
     StepTime,
     attention_coefficients,
@@ -39,9 +42,8 @@ from breakeven.models.steps import (
     prefill_time,
     speculated_time,
 )
-from breakeven.models.tables import Activations, Catalog, Resolved, ResolvedStage
+from breakeven.models.tables import Catalog, Resolved, ResolvedStage
 
-DISPATCH_BYTES, COMBINE_BYTES = 1.0, 2.0  # per element on the way to experts (8 bit) and back (16 bit)
 EUCLID_STEPS = 30  # enough for numbers below a million
 
 
@@ -61,6 +63,13 @@ class Apart:
     dispatch_token_s: Array  # activations of a token to the feed-forward side, all layers, over all ports of the bundle
     combine_token_s: Array  # and back
     worker_ports: Array  # share of those ports that one attention rank group has, at most 1
+    shared_s: Array | None = None  # shared experts on an attention engine: reading them; None: nowhere
+    shared_token_s: Array | None = None  # and their arithmetic per token of a rank
+
+    def hidden_s(self, rank_tokens: Array, away_s: Array) -> Array:
+        """Seconds that shared experts on attention engines run while a micro-batch of `rank_tokens` is away."""
+        assert self.shared_s is not None and self.shared_token_s is not None
+        return jnp.minimum(smooth_max(self.shared_s, self.shared_token_s * rank_tokens), away_s)
 
 
 @jax.tree_util.register_dataclass
@@ -152,21 +161,27 @@ def bundle(
     context_sd: Array,
     pace: Array | None = None,
     speculation: Speculations | None = None,
+    crossed: Crossed | None = None,
 ) -> Bundle:
     """The bundle of an attention and a feed-forward stage of one phase, of which there are `count`.
 
     Sequences that decode on it differ in length by a standard deviation of `context_sd` tokens. `pace` is the measured
-    time of both sides over the model's.
+    time of both sides over the model's; `crossed` what crosses in this phase where projections stand with the
+    feed-forward layers.
     """
-    llm, engine, choice = catalog.llm, catalog.engine, attention.choice
-    split = _split(resolved, llm, attention, ffn, count, context_sd)
+    llm, engine, choice, place = catalog.llm, catalog.engine, attention.choice, resolved.placement
+    split = _split(resolved, llm, attention, ffn, count, context_sd, crossed)
     queries = 1.0 if speculation is None else speculation.verified
-    if split is not None and speculation is not None:
-        split = _per_token(split, speculation)
+    routed = 0.0 if split is None else split.apart if place is None else split.apart * place.routed
     sides = (
         attention_coefficients(attention, llm, engine, resolved.kv_bytes_per_element, queries),
-        ffn_coefficients(ffn, llm, engine, 0.0 if split is None else split.apart, queries),
+        ffn_coefficients(ffn, llm, engine, routed, queries),
     )
+    if split is not None and place is not None:
+        sides = sides_with(sides, (attention, ffn), llm, engine, place, split.apart, queries)
+        split = _with_shared(split, *shared_products(attention, llm, place), pace)
+    if split is not None and speculation is not None:
+        split = _per_token(split, speculation)
     sides = with_ring(spread(sides[0], attention), attention, llm, resolved.kv_bytes_per_element), spread(sides[1], ffn)
     if pace is not None:
         sides = jax.tree.map(lambda leaf: leaf * pace, sides)
@@ -182,6 +197,12 @@ def bundle(
     )
 
 
+def _with_shared(split: Apart, read_s: Array, token_s: Array, pace: Array | None) -> Apart:
+    """With the seconds of shared experts on an attention engine, at the measured pace."""
+    factor = split.apart if pace is None else split.apart * pace
+    return dataclasses.replace(split, shared_s=read_s * factor, shared_token_s=token_s * factor)
+
+
 def _per_token(split: Apart, way: Speculations) -> Apart:
     """What the sides exchange for one token of a step that verifies several and yields several."""
     share = way.verified / way.yielded
@@ -190,6 +211,8 @@ def _per_token(split: Apart, way: Speculations) -> Apart:
         handoff_s=split.handoff_s / way.yielded,
         dispatch_token_s=split.dispatch_token_s * share,
         combine_token_s=split.combine_token_s * share,
+        shared_s=None if split.shared_s is None else split.shared_s / way.yielded,
+        shared_token_s=None if split.shared_token_s is None else split.shared_token_s * share,
     )
 
 
@@ -201,7 +224,13 @@ def _step_time(machine: Bundle, side: Coefficients, llm: LLM, *sizes: Array) -> 
 
 
 def _split(
-    resolved: Resolved, llm: LLM, attention: ResolvedStage, ffn: ResolvedStage, count: Array, context_sd: Array
+    resolved: Resolved,
+    llm: LLM,
+    attention: ResolvedStage,
+    ffn: ResolvedStage,
+    count: Array,
+    context_sd: Array,
+    crossed: Crossed | None,
 ) -> Apart | None:
     if resolved.activations is None:
         return None
@@ -210,7 +239,8 @@ def _split(
     workers = jnp.where(apart > 0.5, a.replicas / count, 1.0)
     ffn_engines = jnp.where(apart > 0.5, f.replicas / count, 1.0)
     depth = jnp.maximum(a.pipeline_parallel, f.pipeline_parallel)
-    dispatch, combine, worker_ports = _activations(resolved.activations, llm, attention, ffn, workers, ffn_engines)
+    sent = traffic(llm, f.expert_parallel, resolved.placement, crossed)
+    rate, worker_ports = ports(resolved.activations, attention, ffn, workers, ffn_engines)
     return Apart(
         apart=apart,
         workers=workers,
@@ -221,34 +251,11 @@ def _split(
             apart > 0.5, jnp.maximum(resolved.activations.micro_batches, depth), a.pipeline_parallel
         ),
         straggle_tokens=apart * slowest_of(workers) * context_sd,
-        handoff_s=apart * llm.layers * resolved.activations.latency_s,
-        dispatch_token_s=apart * dispatch,
-        combine_token_s=apart * combine,
+        handoff_s=apart * sent.handoffs * resolved.activations.latency_s,
+        dispatch_token_s=apart * (sent.there_bytes / rate),
+        combine_token_s=apart * (sent.back_bytes / rate),
         worker_ports=worker_ports,
     )
-
-
-def _activations(
-    link: Activations, llm: LLM, a: ResolvedStage, f: ResolvedStage, workers: Array, ffn_engines: Array
-) -> tuple[Array, Array, Array]:
-    """(seconds per token to the feed-forward side, and back, share of the ports that one rank group has).
-
-    Every rank sends its part over its own port, as many ports as the side with fewer ranks has. With whole experts on
-    the ranks a token goes to each of the ranks that hold one of its k experts, r (1 - (1 - 1/r)^k) of r on average,
-    and to one more for the shared expert; else one copy goes, and the engine's own links spread it.
-    """
-    ranks = f.choice.expert_parallel
-    distinct = -ranks * jnp.expm1(llm.experts_active * jnp.log1p(-1.0 / jnp.maximum(ranks, 1.0 + 1e-6)))
-    copies = jnp.where(ranks > 1.0, distinct + llm.shared_experts, 1.0)
-    plain = (llm.layers - llm.moe_layers) * ACTIVATION_BYTES
-    there = llm.hidden * (llm.moe_layers * copies * DISPATCH_BYTES + plain)
-    back = llm.hidden * (llm.moe_layers * copies * COMBINE_BYTES + plain)
-    nic = jnp.minimum(a.hardware.nic_bytes_per_s, f.hardware.nic_bytes_per_s)
-    port = jnp.where(link.through_nic > 0.5, jnp.minimum(link.bytes_per_s, nic), link.bytes_per_s)
-    here = a.choice.tensor_parallel * a.choice.data_parallel * workers
-    other = f.choice.tensor_parallel * f.choice.data_parallel * ffn_engines
-    ports = jnp.minimum(here, other)
-    return there / (ports * port), back / (ports * port), jnp.minimum(a.choice.tensor_parallel / ports, 1.0)
 
 
 class _Parts(NamedTuple):
@@ -258,15 +265,26 @@ class _Parts(NamedTuple):
     ffn: Array
     dispatch: Array
     combine: Array
-    round: Array  # a micro-batch on its way round, nothing overlapping
+    round: Array  # a micro-batch on its way round, nothing overlapping but shared experts that stand with attention
+    seen: Array | float  # share of attention's seconds on that way that nothing hides
 
 
-def _parts(machine: Bundle, split: Apart, attention_s: Array, ffn_s: Array, way: tuple[Array, Array]) -> _Parts:
-    """From the seconds of one micro-batch on each part."""
-    m = split.micro_batches
+def _parts(
+    machine: Bundle,
+    split: Apart,
+    attention_s: Array,
+    ffn_s: Array,
+    way: tuple[Array, Array],
+    rank_tokens: Array,
+) -> _Parts:
+    """From the seconds of one micro-batch on each part, `rank_tokens` of it on a rank of an attention engine."""
+    m, seen = split.micro_batches, 1.0
     around = attention_s + ffn_s + way[0] + way[1] + 2.0 * split.handoff_s
+    if split.shared_s is not None:
+        hidden_s = split.hidden_s(rank_tokens, around - attention_s)
+        around, seen = around - hidden_s, 1.0 - hidden_s / jnp.maximum(attention_s, TINY)
     by_attention, by_ffn = m / machine.pipeline_parallel, m / split.ffn_pipeline
-    return _Parts(attention_s * by_attention, ffn_s * by_ffn, way[0] * m, way[1] * m, around)
+    return _Parts(attention_s * by_attention, ffn_s * by_ffn, way[0] * m, way[1] * m, around, seen)
 
 
 def _makespan(split: Apart, parts: _Parts, together_s: Array) -> Array:
@@ -282,10 +300,11 @@ def _critical(machine: Bundle, split: Apart, parts: _Parts) -> Critical:
     step_s = jnp.maximum(_makespan(split, parts, 0.0 * m), 0.0)
     chain = jnp.where(parts.round >= step_s, 1.0, 0.0)
     left, weights = 1.0 - chain, []
-    for part, number in zip(parts[:4], (m / machine.pipeline_parallel, m / split.ffn_pipeline, m, m), strict=True):
+    numbers, chained = (m / machine.pipeline_parallel, m / split.ffn_pipeline, m, m), (parts.seen, 1.0, 1.0, 1.0)
+    for part, number, seen in zip(parts[:4], numbers, chained, strict=True):
         binds = left * jnp.where(part >= step_s, 1.0, 0.0)
         left = left - binds
-        weights.append(chain + binds * number)
+        weights.append(chain * seen + binds * number)
     together = (1.0, 1.0, 0.0, 0.0, 0.0)
     return Critical(*(jnp.where(apart, x, y) for x, y in zip((*weights, 2.0 * chain), together, strict=True)))
 
@@ -319,7 +338,7 @@ def _decode_apart(machine: Bundle, split: Apart, llm: LLM, batch: Array, context
     attention = _step_time(machine, machine.attention, llm, sequences, ranked, longest)
     ffn = _step_time(machine, machine.ffn, llm, fed, fed / split.ffn_ranks, context)
     way = tokens * split.dispatch_token_s, tokens * split.combine_token_s
-    return _Decode(attention, ffn, way, _parts(machine, split, attention.total_s, ffn.total_s, way))
+    return _Decode(attention, ffn, way, _parts(machine, split, attention.total_s, ffn.total_s, way, ranked))
 
 
 def decode_step(machine: Bundle, llm: LLM, batch: Array, context: Array) -> StepTime:
@@ -444,7 +463,8 @@ def _prefill_apart(
     ffn = prefill_time(wide.ffn, llm, fed, ranked, pairs, context, passes)
     shared = tokens * split.dispatch_token_s, tokens * split.combine_token_s
     way = shared[0] / split.worker_ports, shared[1] / split.worker_ports
-    parts = _parts(wide, split, attention.total_s / passes, ffn.total_s / passes, (way[0] / passes, way[1] / passes))
+    one = attention.total_s / passes, ffn.total_s / passes, (way[0] / passes, way[1] / passes), tokens / passes
+    parts = _parts(wide, split, *one)
     weight = _critical(wide, split, parts)
     after_another = jnp.where(apart, 1.0 / split.micro_batches, 1.0)  # share of all passes
     weight = Critical(*(x * after_another for x in weight[:4]), handoff=weight.handoff * chunks)

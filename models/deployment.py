@@ -60,6 +60,7 @@ class Deployment:
     speculation: Array | None = None  # row of catalog.speculations; None: no candidate speculates
     encoder: Array | None = None  # row of catalog.encoders: the vision encoder's format; None: 16 bit everywhere
     kv_transfer: Array | None = None  # row of catalog.transfers; None: all KV crosses after prefill, and none goes back
+    placement: Array | None = None  # row of catalog.placements; None: every part stands where it does by default
 
     @property
     def balanced(self) -> Array:

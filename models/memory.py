@@ -7,6 +7,7 @@ from jax import Array
 
 from breakeven.models.context_parallel import ranks
 from breakeven.models.llm import LLM
+from breakeven.models.placement_choices import Placements
 from breakeven.models.steps import kv_shards
 from breakeven.models.tables import Engine, Resolved, ResolvedStage
 
@@ -48,10 +49,54 @@ def _stage_weights_bytes(resolved: Resolved, stage: ResolvedStage, llm: LLM, nam
     return dense / (choice.tensor_parallel * layers) + llm.expert_weights * stage.experts_bytes / (ranks * layers)
 
 
+class _Hosted(NamedTuple):
+    """Weights of one phase that stand together: the pool that holds them, and bytes per accelerator."""
+
+    pool: Array
+    size_bytes: Array
+
+
+def _placed(resolved: Resolved, phase: str, llm: LLM, place: Placements) -> tuple[_Hosted, ...]:
+    """The parts that may stand on either side: projections, what is dense with attention and without, the LM head."""
+    a: ResolvedStage = getattr(resolved, f"{phase}_attention")
+    f: ResolvedStage = getattr(resolved, f"{phase}_ffn")
+
+    def hosted(side: ResolvedStage, size_bytes: Array) -> _Hosted:
+        return _Hosted(side.choice.pool, size_bytes / (side.choice.tensor_parallel * side.choice.pipeline_parallel))
+
+    def either(flag: Array, off: _Hosted, on: _Hosted) -> _Hosted:
+        return _Hosted(*(jnp.where(flag > 0.5, b, a) for a, b in zip(off, on, strict=True)))
+
+    def head(side: ResolvedStage) -> _Hosted:
+        return hosted(side, llm.head_weights * side.head_bytes + llm.embedding_weights * ENCODER_BYTES)
+
+    projections = (hosted(side, llm.attention_weights * side.attention_bytes) for side in (a, f))
+    moved = place.gate + place.shared
+    experts = llm.expert_weights * f.experts_bytes / f.choice.data_parallel
+    return (
+        either(place.projections, *projections),
+        hosted(a, moved * llm.dense_weights * a.dense_bytes),
+        hosted(f, (1.0 - moved) * llm.dense_weights * f.dense_bytes + experts),
+        either(place.head, head(f), head(a)),
+    )
+
+
+def _placed_weights_bytes(resolved: Resolved, pool: Array, llm: LLM, place: Placements) -> Array:
+    """Bytes per accelerator of `pool` where parts may stand on either side; phases that share it share one copy."""
+    total = jnp.zeros_like(resolved.kv_bytes_per_element)
+    for prefill, decode in zip(*(_placed(resolved, phase, llm, place) for phase in ("prefill", "decode")), strict=True):
+        decoding = jnp.where(decode.pool == pool, decode.size_bytes, 0.0)
+        total = total + jnp.where(prefill.pool == pool, prefill.size_bytes, decoding)
+    return total
+
+
 def pool_weights_bytes(resolved: Resolved, pool: Array, llm: LLM) -> Array:
     """Bytes of weights per accelerator of `pool`: stages of one kind that share the pool share one copy."""
     total = jnp.zeros_like(resolved.kv_bytes_per_element)
-    for names in (("encode",), ("prefill_attention", "decode_attention"), ("prefill_ffn", "decode_ffn")):
+    kinds = ("encode",), ("prefill_attention", "decode_attention"), ("prefill_ffn", "decode_ffn")
+    if resolved.placement is not None:
+        total, kinds = _placed_weights_bytes(resolved, pool, llm, resolved.placement), kinds[:1]
+    for names in kinds:
         present = jnp.zeros_like(total, dtype=bool)
         for name in names:
             stage = getattr(resolved, name)

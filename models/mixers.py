@@ -76,6 +76,26 @@ class Mixer:
         """FLOPs per token of the recurrent update and read-out."""
         return 0
 
+    @property
+    def projected_elements(self) -> int:
+        """Elements of one token that the input projections hand on: queries, keys and values."""
+        return 0
+
+    @property
+    def attended_elements(self) -> int:
+        """Elements of one token that the output projection takes."""
+        return 0
+
+    @property
+    def decode_projected_elements(self) -> int:
+        """`projected_elements` in the form that decoding runs."""
+        return self.projected_elements
+
+    @property
+    def decode_attended_elements(self) -> int:
+        """`attended_elements` in the form that decoding runs."""
+        return self.attended_elements
+
 
 @dataclass(frozen=True)
 class Attention(Mixer):
@@ -124,6 +144,15 @@ class Attention(Mixer):
     @property
     def prefill_flops_per_pair(self) -> int:
         return 2 * self.heads * (self.head_dim + self.v_head_dim)
+
+    @property
+    def projected_elements(self) -> int:
+        """Llama-3.1-70B: 64 x 128 queries, and 2,048 cached: 10,240 a layer."""
+        return self.heads * self.head_dim + self.kv_elements
+
+    @property
+    def attended_elements(self) -> int:
+        return self.heads * self.v_head_dim
 
 
 @dataclass(frozen=True)
@@ -189,6 +218,28 @@ class LatentAttention(Mixer):
     @property
     def index_flops_per_pair(self) -> int:
         return 2 * self.index_heads * self.index_head_dim
+
+    @property
+    def projected_elements(self) -> int:
+        """Queries, keys and values multiplied out beside the cached latent; absorbed where attention is sparse."""
+        if self.sparse_topk:
+            return self.decode_projected_elements
+        return self.heads * (self.head_dim + self.qk_nope_head_dim + self.v_head_dim) + self.kv_elements
+
+    @property
+    def attended_elements(self) -> int:
+        return self.decode_attended_elements if self.sparse_topk else self.heads * self.v_head_dim
+
+    @property
+    def decode_projected_elements(self) -> int:
+        """Absorbed queries, the latent, and the indexer's: DeepSeek-V3: 129 x 576 = 74,304 a layer."""
+        index = self.index_heads * (self.index_head_dim + 1) + self.index_elements
+        return (self.heads + 1) * self.kv_elements + index
+
+    @property
+    def decode_attended_elements(self) -> int:
+        """Weighted sums of latents; the values' projection comes after."""
+        return self.heads * self.kv_lora_rank
 
 
 @dataclass(frozen=True)
@@ -257,6 +308,15 @@ class GatedDeltaNet(Recurrence):
         """The delta rule first reads what the state holds under the key: 2 FLOPs per element more."""
         return super().linear_flops_per_token + 2 * self.matrix_elements
 
+    @property
+    def projected_elements(self) -> int:
+        """Keys, queries and values, a decay and a rate a head; the output's gate stays with the projections."""
+        return self.channels + 2 * self.value_heads
+
+    @property
+    def attended_elements(self) -> int:
+        return self.value_heads * self.value_head_dim
+
 
 @dataclass(frozen=True)
 class Mamba2(Recurrence):
@@ -285,6 +345,14 @@ class Mamba2(Recurrence):
     def matrix_elements(self) -> int:
         return self.heads * self.head_dim * self.state_size
 
+    @property
+    def projected_elements(self) -> int:
+        return self.channels + self.heads
+
+    @property
+    def attended_elements(self) -> int:
+        return self.heads * self.head_dim
+
 
 @dataclass(frozen=True)
 class LightningAttention(Recurrence):
@@ -300,3 +368,11 @@ class LightningAttention(Recurrence):
     @property
     def matrix_elements(self) -> int:
         return self.heads * self.head_dim**2
+
+    @property
+    def projected_elements(self) -> int:
+        return 3 * self.heads * self.head_dim
+
+    @property
+    def attended_elements(self) -> int:
+        return self.heads * self.head_dim

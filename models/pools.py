@@ -128,9 +128,11 @@ def _bundles(resolved: Resolved, catalog: Catalog, sharing: Sharing, context_sd:
     paces = (None, None)
     if resolved.correction is not None:
         paces = resolved.correction.prefill_factor, resolved.correction.decode_factor
+    place = resolved.placement
+    crossed = (None, None) if place is None else (place.prefill, place.decode)
     return (
-        bundle(resolved, catalog, pa, pf, prefill, 0.0 * context_sd, paces[0]),
-        bundle(resolved, catalog, da, df, decode, context_sd, paces[1], resolved.speculation),
+        bundle(resolved, catalog, pa, pf, prefill, 0.0 * context_sd, paces[0], None, crossed[0]),
+        bundle(resolved, catalog, da, df, decode, context_sd, paces[1], resolved.speculation, crossed[1]),
     )
 
 

@@ -13,6 +13,7 @@ from breakeven.models.limits import Doubts, Violations
 from breakeven.models.memory import kv_bytes_per_token
 from breakeven.models.numerics import TINY
 from breakeven.models.performance import Performance, performance
+from breakeven.models.placement import read_elsewhere
 from breakeven.models.reload import continued_share
 from breakeven.models.stress import Case, cases, without, workload_of
 from breakeven.models.tables import Catalog, Resolved, ResolvedStage, resolve
@@ -89,6 +90,8 @@ def _decode_traffic(resolved: Resolved, found: Performance, workload: Workload, 
     d, f = resolved.decode_attention, resolved.decode_ffn
     weights = llm.dense_weights * f.dense_bytes + llm.head_weights * f.head_bytes + llm.expert_weights * f.experts_bytes
     weights = weights * machine.ffn_engines + llm.attention_weights * d.attention_bytes * machine.workers
+    if resolved.placement is not None:
+        weights = weights + read_elsewhere(llm, d, f, resolved.placement, machine.workers, machine.ffn_engines)
     per_token = weights * machine.micro_batches / jnp.maximum(found.point.state.batch, 1.0)
     kv = kv_bytes_per_token(llm, resolved.kv_bytes_per_element, workload.decode_context)
     return per_token + kv * jnp.minimum(workload.decode_context, llm.sparse_topk)

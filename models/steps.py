@@ -125,28 +125,35 @@ def _half_layers_s(stage: ResolvedStage, llm: LLM, engine: Engine) -> Array:
     return 0.5 * llm.layers * engine.layer_s * slow_host(stage, engine)
 
 
-def _activations_s(stage: ResolvedStage, llm: LLM, engine: Engine) -> Array:
+def activations_s(stage: ResolvedStage, llm: LLM, engine: Engine) -> Array:
     """Seconds per token that half of every layer's small kernels move activations; each rank holds all of them."""
     moved = 0.5 * engine.activation_passes * ACTIVATION_BYTES * llm.hidden * llm.layers
     return read_s(stage.hardware.kernels["gemm_bf16"], moved, stage.hardware.memory_bandwidth_bytes_per_s)
 
 
-def _allreduce(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array, Array]:
+def allreduce(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array, Array]:
     """(latency per step, seconds per token, per root of tokens) of one all-reduce a layer."""
     t, curve = stage.choice.tensor_parallel, stage.hardware.kernels["allreduce"]
     volume = allreduce_bytes(curve, ACTIVATION_BYTES * llm.hidden, jnp.maximum(t, 2.0))
-    hops = (stage.choice.pipeline_parallel - 1.0) * 0.5
-    one_s = collective_latency_s(curve, t) + engine.allreduce_s
     token_s, root_s = exchange_s(curve, volume, collective_bytes_per_s(stage.hardware, t))
     return (
-        jnp.where(t > 1.0, llm.layers, 0.0) * one_s + hops * one_s,
+        jnp.where(t > 1.0, llm.layers, 0.0) * _allreduce_latency_s(stage, engine),
         jnp.where(t > 1.0, llm.layers, 0.0) * token_s,
         jnp.where(t > 1.0, llm.layers, 0.0) * root_s,
     )
 
 
+def _allreduce_latency_s(stage: ResolvedStage, engine: Engine) -> Array:
+    return collective_latency_s(stage.hardware.kernels["allreduce"], stage.choice.tensor_parallel) + engine.allreduce_s
+
+
+def _hops_s(stage: ResolvedStage, engine: Engine) -> Array:
+    """Latency of half the hand-overs between the groups of a pipeline."""
+    return (stage.choice.pipeline_parallel - 1.0) * 0.5 * _allreduce_latency_s(stage, engine)
+
+
 def _exchange(stage: ResolvedStage, llm: LLM, engine: Engine) -> tuple[Array, Array, Array]:
-    """As `_allreduce`, of bringing tokens to whole experts on other ranks (1 byte an element) and back (2 bytes).
+    """As `allreduce`, of bringing tokens to whole experts on other ranks (1 byte an element) and back (2 bytes).
 
     On no more ranks than a token has experts, engines gather all tokens on every rank, in the experts' precision, and
     scatter the sums; on more they send each token to the ranks that hold one of its experts, by a kernel that waits
@@ -192,6 +199,15 @@ def _attention_curve(stage: ResolvedStage, llm: LLM, kv_bytes: Array, phase: str
     return {key: jnp.where(latent, mla.get(key, 0.0), own[key]) for key in own}
 
 
+def projection_products(stage: ResolvedStage, llm: LLM) -> tuple[Array, Array]:
+    """(seconds to read the weights of attention's projections, seconds of a token's arithmetic with them)."""
+    t = stage.choice.tensor_parallel
+    return (
+        llm.attention_weights * stage.attention_bytes / (t * stage.attention_read_bytes_per_s),
+        2.0 * llm.attention_weights / (t * stage.attention_flops_per_s),
+    )
+
+
 def attention_coefficients(
     stage: ResolvedStage, llm: LLM, engine: Engine, kv_bytes: Array, queries: Array | float = 1.0
 ) -> Coefficients:
@@ -200,11 +216,12 @@ def attention_coefficients(
     A decoding sequence has `queries` tokens in a step, which read its cache once.
     """
     hw, t = stage.hardware, stage.choice.tensor_parallel
+    projections = projection_products(stage, llm)
     decode = _attention_curve(stage, llm, kv_bytes, "decode")
     prefill = _attention_curve(stage, llm, kv_bytes, "prefill")
     peak, bandwidth = hw.bf16_flops_per_s, hw.memory_bandwidth_bytes_per_s
     cache_bandwidth = bandwidth * kv_shards(stage, llm)
-    latency_s, token_s, root_s = _allreduce(stage, llm, engine)
+    latency_s, token_s, root_s = allreduce(stage, llm, engine)
     kernels_s = ATTENTION_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"] + decode["latency_s"]
     window_s = smooth_max(
         read_s(decode, llm.window_kv_elements_per_token * kv_bytes, cache_bandwidth),
@@ -218,12 +235,12 @@ def attention_coefficients(
         + llm.layers * llm.mla * engine.latent_layer_s * slow_host(stage, engine)
         + llm.layers * kernels_s * engine.launch_share
         + engine.step_s,
-        collective_s=latency_s,
-        projection_s=llm.attention_weights * stage.attention_bytes / (t * stage.attention_read_bytes_per_s),
-        projection_token_s=2.0 * llm.attention_weights / (t * stage.attention_flops_per_s),
+        collective_s=latency_s + _hops_s(stage, engine),
+        projection_s=projections[0],
+        projection_token_s=projections[1],
         collective_token_s=token_s,
         collective_root_s=root_s,
-        activation_token_s=_activations_s(stage, llm, engine),
+        activation_token_s=activations_s(stage, llm, engine),
         sequence_s=engine.sequence_s
         + read_s(decode, 2.0 * 2.0 * llm.state_elements, t * bandwidth)
         + llm.window_tokens * window_s,
@@ -247,35 +264,35 @@ def attention_coefficients(
 
 
 def ffn_coefficients(
-    stage: ResolvedStage, llm: LLM, engine: Engine, apart: Array | float = 0.0, queries: Array | float = 1.0
+    stage: ResolvedStage, llm: LLM, engine: Engine, routed: Array | float = 0.0, queries: Array | float = 1.0
 ) -> Coefficients:
     """Coefficients of a feed-forward stage: dense layers, shared experts, LM head, routed experts, collectives.
 
     A decoding sequence has `queries` tokens in a step, all of which pass the LM head.
-    Where it stands `apart` from attention (1.0), tokens come from there to their experts: nothing is left to dispatch.
+    Where tokens come from attention already `routed` (1.0), each to its experts, nothing is left to dispatch.
     """
     hw, choice = stage.hardware, stage.choice
     t, ranks = choice.tensor_parallel, choice.tensor_parallel * choice.data_parallel
     imbalance = jnp.where(choice.expert_parallel > 1.0, engine.expert_imbalance, 1.0)
     expert_share = llm.experts_active / jnp.maximum(llm.experts, 1.0)
-    latency_s, token_s, root_s = _allreduce(stage, llm, engine)
-    dispatch_s, dispatch_token_s, dispatch_root_s = (x * (1.0 - apart) for x in _exchange(stage, llm, engine))
+    latency_s, token_s, root_s = allreduce(stage, llm, engine)
+    dispatch_s, dispatch_token_s, dispatch_root_s = (x * (1.0 - routed) for x in _exchange(stage, llm, engine))
     weight_s = llm.dense_weights * stage.dense_bytes / stage.dense_read_bytes_per_s
     head_s = llm.head_weights * stage.head_bytes / stage.head_read_bytes_per_s
-    routed = llm.moe_layers * llm.experts_active * llm.hidden / choice.expert_parallel
+    copied = llm.moe_layers * llm.experts_active * llm.hidden / choice.expert_parallel
     return Coefficients(
         step_s=_half_layers_s(stage, llm, engine)
         + (llm.layers - llm.moe_layers) * FFN_PRODUCTS * hw.kernels["gemm_bf16"]["latency_s"] * engine.launch_share
         + llm.moe_layers * (stage.experts_latency_s * engine.launch_share + engine.moe_layer_s),
-        collective_s=latency_s + dispatch_s,
+        collective_s=latency_s + _hops_s(stage, engine) + dispatch_s,
         weight_s=(weight_s + head_s) / t,
         token_s=2.0 * llm.dense_weights / (t * stage.dense_flops_per_s),
         expert_s=llm.expert_weights * stage.experts_bytes / (ranks * stage.experts_read_bytes_per_s),
         expert_token_s=imbalance * 2.0 * llm.expert_weights * expert_share / (ranks * stage.experts_flops_per_s),
-        permute_token_s=permute_s(stage.experts_permute_bytes, routed, hw.memory_bandwidth_bytes_per_s),
+        permute_token_s=permute_s(stage.experts_permute_bytes, copied, hw.memory_bandwidth_bytes_per_s),
         collective_token_s=token_s + dispatch_token_s,
         collective_root_s=root_s + dispatch_root_s,
-        activation_token_s=_activations_s(stage, llm, engine),
+        activation_token_s=activations_s(stage, llm, engine),
         sequence_s=queries * 2.0 * llm.head_weights / (t * stage.head_flops_per_s),
     )
 

@@ -20,6 +20,7 @@ from breakeven.models.inputs import pick
 from breakeven.models.kernel_curves import curves
 from breakeven.models.llm import LLM
 from breakeven.models.local import Correction, Local, correction
+from breakeven.models.placement_choices import Placements
 from breakeven.models.speculation import Speculation, Speculations, speculations
 from breakeven.models.tiers import Stack, TierRows, tier_rows
 from breakeven.models.topology import STAGES
@@ -146,6 +147,7 @@ class Catalog:
     speculations: Speculations | None = None  # ways to decode speculatively
     transfers: Transfers | None = None  # ways for the KV cache to get from prefill to decode
     encoders: EncoderFormats | None = None  # of the vision encoder, where a study allows others than 16 bit
+    placements: Placements | None = None  # of what could stand on either side of an attention/FFN split
 
 
 def _floats(values: Sequence[float]) -> Array:
@@ -240,6 +242,7 @@ def catalog(
     speculation: Sequence[Speculation] = (),
     kv_transfer: Sequence[TransferWay] = (),
     encoder_weights: Sequence[str] = (),
+    placements: Placements | None = None,
 ) -> Catalog:
     """The tables of a study, rows in the order given (candidates refer to rows by number)."""
     electricity = [0.0] * len(accelerators) if electricity_usd_per_hour is None else electricity_usd_per_hour
@@ -264,6 +267,7 @@ def catalog(
         speculations=speculations(speculation),
         transfers=transfers(kv_transfer),
         encoders=_encoders(encoder_weights, hardware),
+        placements=placements,
     )
 
 
@@ -337,6 +341,7 @@ class Resolved:
     speculation: Speculations | None = None  # None: no candidate speculates
     transfers: Transfers | None = None  # None: all KV crosses after prefill, and none goes back
     encoder: EncoderFormats | None = None  # None: 16 bit everywhere
+    placement: Placements | None = None  # None: every part stands where it does by default
 
     @property
     def balanced(self) -> Array:
@@ -403,6 +408,11 @@ def _transfers(deployment: Deployment, catalog: Catalog) -> Transfers | None:
     return None if row is None else jax.tree.map(lambda column: column[row], catalog.transfers)
 
 
+def _placement(deployment: Deployment, catalog: Catalog) -> Placements | None:
+    row = deployment.placement
+    return None if row is None else jax.tree.map(lambda column: column[row], catalog.placements)
+
+
 def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
     """Gather each candidate's peaks, bandwidths, efficiencies and prices; every leaf gets shape (n,)."""
 
@@ -429,4 +439,5 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
         speculation=_speculation(deployment, catalog),
         transfers=_transfers(deployment, catalog),
         encoder=_encoder(deployment, catalog),
+        placement=_placement(deployment, catalog),
     )

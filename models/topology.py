@@ -47,6 +47,11 @@ class Topology:
         """Whether decode attention and its feed-forward layers stand in two pools."""
         return self.labels[3] != self.labels[4]
 
+    @property
+    def sides_apart(self) -> bool:
+        """Whether they do in prefill or in decode."""
+        return self.prefill_apart or self.decode_apart
+
     def stages(self, pool: int) -> tuple[str, ...]:
         """The stages of a pool."""
         return tuple(name for name, label in zip(STAGES, self.labels, strict=True) if label == pool)

@@ -63,6 +63,7 @@ class Encoding:
             "speculation": [way.id for way in names.speculations],
             "kv_transfer": [way.id for way in names.transfers],
             "encoder": names.encoders,
+            "placement": [placement.id for placement in names.placements],
         }
         words = known.get(name.rpartition(".")[2])
         return [v if words is None else words[v] for v in self.values[name]]

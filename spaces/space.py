@@ -18,6 +18,7 @@ from jax import Array
 from breakeven.models.architecture import Architecture
 from breakeven.models.deployment import ROUTING, STAGE_FIELDS, Deployment, Stage
 from breakeven.models.hardware import Accelerator, Link
+from breakeven.models.placement_choices import Placement
 from breakeven.models.speculation import Speculation
 from breakeven.models.tables import PLAIN_ENCODER
 from breakeven.models.tiers import Stack
@@ -68,6 +69,7 @@ class Names:
     speculations: tuple[Speculation, ...] = (Speculation("none"),)
     transfers: tuple[TransferWay, ...] = (TransferWay(FULL),)
     encoders: tuple[str, ...] = (PLAIN_ENCODER,)
+    placements: tuple[Placement, ...] = (Placement(),)
 
     @property
     def speculates(self) -> bool:
@@ -83,6 +85,11 @@ class Names:
     def encoders_differ(self) -> bool:
         """Whether some candidate's vision encoder is not in 16 bit."""
         return any(name != PLAIN_ENCODER for name in self.encoders)
+
+    @property
+    def placements_differ(self) -> bool:
+        """Whether some part of the model may stand on another side of an attention/FFN split than by default."""
+        return any(placement != Placement() for placement in self.placements)
 
     @property
     def accelerator_ids(self) -> tuple[str, ...]:
@@ -150,6 +157,7 @@ class Family:
     speculation: np.ndarray
     kv_transfer: np.ndarray
     encoder: np.ndarray
+    placement: np.ndarray
 
     @property
     def radices(self) -> tuple[int, ...]:
@@ -163,6 +171,7 @@ class Family:
             self.speculation,
             self.kv_transfer,
             self.encoder,
+            self.placement,
         )
         return (*pools, *[len(axis) for axis in joint])
 
@@ -218,20 +227,36 @@ class Space:
     @property
     def apart(self) -> bool:
         """Whether some candidate's attention stands apart from its feed-forward layers."""
-        return any(f.topology.prefill_apart or f.topology.decode_apart for f in self.families)
+        return any(f.topology.sides_apart for f in self.families)
+
+    @property
+    def places(self) -> bool:
+        """Whether candidates differ in what stands on which side of such a split, or from the default."""
+        return self.apart and self.names.placements_differ
 
     def columns(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         """Choices of candidates as numbers: family, kv, link, routing, and each pool field by slot."""
         ids = np.asarray(ids, np.int64)
         out: dict[str, np.ndarray] = {"family": self.family(ids)}
         fields = [f"{slot}_{name}" for slot in self.slots for name in POOL_FIELDS]
-        joint = ("kv", "tiers", "link", "routing", "micro_batches", "speculation", "kv_transfer", "encoder")
+        joint = (
+            "kv",
+            "tiers",
+            "link",
+            "routing",
+            "micro_batches",
+            "speculation",
+            "kv_transfer",
+            "encoder",
+            "placement",
+        )
         out |= {name: np.zeros(len(ids), np.int64) for name in (*joint, *fields)}
         for f, family in enumerate(self.families):
             here = np.flatnonzero(out["family"] == f)
             if not len(here):
                 continue
-            *pools, kv, tiers, link, routing, parts, way, moved, encoder = family.digits(ids[here] - self.offsets[f])
+            digits = family.digits(ids[here] - self.offsets[f])
+            *pools, kv, tiers, link, routing, parts, way, moved, encoder, placed = digits
             out["kv"][here], out["tiers"][here] = family.kv[kv], family.tiers[tiers]
             out["link"][here] = family.links[link]
             out["routing"][here] = family.routing[routing]
@@ -239,6 +264,7 @@ class Space:
             out["speculation"][here] = family.speculation[way]
             out["kv_transfer"][here] = family.kv_transfer[moved]
             out["encoder"][here] = family.encoder[encoder]
+            out["placement"][here] = family.placement[placed]
             for slot in self.slots:
                 pool = family.topology.labels[COLUMNS.index(slot)]
                 for name in POOL_FIELDS:
@@ -280,6 +306,8 @@ class Space:
             activations["kv_transfer"] = _array(c["kv_transfer"], np.int32)
         if self.names.encoders_differ:
             activations["encoder"] = _array(c["encoder"], np.int32)
+        if self.places:
+            activations["placement"] = _array(c["placement"], np.int32)
         return Deployment(
             **stages,
             kv=_array(c["kv"], np.int32),
@@ -314,6 +342,10 @@ class Space:
             out["kv_transfer"] = _named(c["kv_transfer"], [way.id for way in self.names.transfers])
         if self.names.encoders_differ:
             out["encoder"] = _named(c["encoder"], self.names.encoders)
+        if self.places:
+            apart = np.array([f.topology.sides_apart for f in self.families])[c["family"]]
+            named = ["", *[placement.id for placement in self.names.placements]]
+            out["placement"] = _named(np.where(apart, c["placement"] + 1, 0), named)
         return pd.DataFrame(out)
 
     def blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -370,14 +402,15 @@ def build_space(domains: Domains, names: Names, llm: Architecture) -> Space:
     all_links = np.array([[link.id for link in names.links].index(name) for name in domains.links])
     for name in domains.topologies:
         chosen = topology(name)
-        apart = chosen.prefill_apart or chosen.decode_apart
+        apart = chosen.sides_apart
         tables = tuple(
             pool_table(domains.pool(chosen, i), chosen.stages(i), names, llm) for i in range(len(chosen.pools))
         )
         links = all_links if len(chosen.pools) > 1 else all_links[:1]
         parts = np.array(domains.micro_batches if apart else (1,))
         moved = moves if chosen.kv_moves else moves[:1]
-        families.append(Family(chosen, tables, kv, tiers, links, routing, parts, ways, moved, encoders))
+        placed = np.arange(len(names.placements) if apart else 1)
+        families.append(Family(chosen, tables, kv, tiers, links, routing, parts, ways, moved, encoders, placed))
     return Space(tuple(families), names)
 
 

@@ -26,6 +26,7 @@ AXES = (
     "speculation",
     "kv_transfer",
     "encoder",
+    "placement",
 )  # what joins the pools, as a family's last digits
 
 Table = dict[str, np.ndarray]

@@ -15,6 +15,7 @@ import yaml
 
 from breakeven.models.hardware import accelerator, link
 from breakeven.models.inputs import InputError, known_fields, pick
+from breakeven.models.placement_choices import DEFAULT, stated
 from breakeven.models.speculation import NONE, way_id
 from breakeven.models.tables import PLAIN_ENCODER
 from breakeven.models.tiers import stack
@@ -43,7 +44,8 @@ _JUDGED_BY = (
     "power",
     "economics",
 )
-_JOINT = ("topology", "kv", "kv_tiers", "link", "routing", "micro_batches", "speculation", "kv_transfer", "encoder")
+_JOINT = ("topology", "kv", "kv_tiers", "link", "routing", "micro_batches", "speculation", "kv_transfer", "encoder",
+          "placement")  # fmt: skip
 _DEFINED = ("accelerators", "links", "kv_tiers", "speculation", "kv_transfer")
 _EXPECTED = ("expected_cost_per_hour_usd", "expected_slo_attainment")
 
@@ -98,7 +100,7 @@ def choices(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"topology": chosen.name}
     found |= {name: pool(slot) for name, slot in zip(chosen.pools, pool_slots(chosen), strict=True)}
     found |= {"kv": row["kv"], "kv_tiers": row["kv_tiers"], "routing": row["routing"]}
-    if chosen.prefill_apart or chosen.decode_apart:
+    if chosen.sides_apart:
         found["micro_batches"] = _plain(row["micro_batches"])
     if row.get("speculation", NONE) != NONE:
         found["speculation"] = row["speculation"]
@@ -106,6 +108,8 @@ def choices(row: Mapping[str, Any]) -> dict[str, Any]:
         found["encoder"] = row["encoder"]
     if chosen.kv_moves and row.get("kv_transfer", FULL) != FULL:
         found["kv_transfer"] = row["kv_transfer"]
+    if chosen.sides_apart and row.get("placement", DEFAULT) != DEFAULT:
+        found["placement"] = row["placement"]
     return found | ({"link": row["link"]} if len(chosen.pools) > 1 else {})
 
 
@@ -180,6 +184,9 @@ def _single(deployment: Any, judged: Mapping[str, Any], definitions: Mapping[str
     ):
         if key in deployment:
             space[field] = [own_rows.get(deployment[key], deployment[key])]
+    if "placement" in deployment:
+        placed = deployment["placement"]
+        space["placement"] = stated(placed) if isinstance(placed, str) else placed
     data = {key: value for key, value in judged.items() if key in _JUDGED_BY}
     kinds = [deployment[pool].get("accelerator") for pool in chosen_topology.pools]
     if isinstance(data.get("catalog"), Mapping):

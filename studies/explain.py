@@ -9,9 +9,11 @@ from breakeven.models.attainment import attain
 from breakeven.models.deployment import Deployment
 from breakeven.models.kernel_curves import extrapolated, sources
 from breakeven.models.local import Correction
+from breakeven.models.memory import pool_weights_bytes
 from breakeven.models.performance import Performance
+from breakeven.models.placement import traffic
 from breakeven.models.serving import attained_under_stress
-from breakeven.models.tables import resolve
+from breakeven.models.tables import Resolved, resolve
 from breakeven.models.topology import topology
 from breakeven.models.workload import Workload
 from breakeven.optimizer.evaluator import Evaluator
@@ -30,6 +32,7 @@ _CAUSES = {
     "attention_s": "attention and KV cache",
     "collective_s": "collectives",
     "overhead_s": "launches and scheduling",
+    "transfer_s": "activations between pools",
 }
 
 
@@ -67,6 +70,7 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
         "decode step, mean": _step(found),
         **_bills(study, evaluator, row, title),
         **_stress(study, workload, deployment, row),
+        **_apart(resolved, study),
         "use": _use(row),
         "memory of one engine": _memory(found, study),
         "money and power": _money(row, study),
@@ -216,6 +220,26 @@ def _step(found: Performance) -> Section:
         "time per output token_s": _number(found.latency.tpot_mean_s),
         "calls that wait for room in the batch": _number(found.admission.probability),
     }
+
+
+def _apart(resolved: Resolved, study: Study) -> dict[str, Section]:
+    """What the two sides of an attention/FFN split hold and exchange; nothing without one."""
+    llm, place = study.catalog.llm, resolved.placement
+    rows: Section = {}
+    for phase in ("prefill", "decode"):
+        a, f = getattr(resolved, f"{phase}_attention").choice, getattr(resolved, f"{phase}_ffn").choice
+        if _number(a.pool) == _number(f.pool):
+            continue
+        sent = traffic(llm, f.expert_parallel, place, None if place is None else getattr(place, phase))
+        held = (_number(pool_weights_bytes(resolved, side.pool, llm)) / 2.0**30 for side in (a, f))
+        rows |= {
+            f"{phase}: activations of a token to the feed-forward side, bytes": _number(sent.there_bytes),
+            f"{phase}: and back, bytes": _number(sent.back_bytes),
+            f"{phase}: hand-offs of a pass, each direction": _number(sent.handoffs),
+            f"{phase}: weights per accelerator of the attention side, GiB": next(held),
+            f"{phase}: weights per accelerator of the feed-forward side, GiB": next(held),
+        }
+    return {"attention and feed-forward layers apart": rows} if rows else {}
 
 
 def _use(row: dict[str, Any]) -> Section:

@@ -197,7 +197,7 @@ def _time(explanation: Mapping[str, Any]) -> list[Block]:
         )
     step = explanation.get("decode step, mean", {})
     if "step_s" in step:
-        causes = ("matrix products", "experts", "attention", "collectives", "launches")
+        causes = ("matrix products", "experts", "attention", "collectives", "launches", "activations")
         batch = f"A decode step of a batch of {float(step['batch']):.3g}:"
         blocks += [Paragraph(batch), _parts(step, "step_s", causes)]
     use = explanation.get("use", {})

@@ -79,6 +79,7 @@ class SpaceChoices(PoolChoices):
     speculation: Named = "none"
     kv_transfer: Named = "full"
     encoder_weights: Names = "bf16"
+    placement: Any = Field(default_factory=dict)  # of parts on either side of an attention/FFN split
     links: Named = "ib-ndr-400"
     routing: Names = "affinity"
     shared: PoolChoices = PoolChoices()

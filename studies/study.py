@@ -22,6 +22,7 @@ from breakeven.models.kept import heavy_hitters, sinks_and_window
 from breakeven.models.llm import LLM, llm
 from breakeven.models.media import seen_by
 from breakeven.models.ownership import HOURS_PER_MONTH, Bill, Ownership, ownership
+from breakeven.models.placement_choices import placement_rows, placements
 from breakeven.models.prices import Prices, read_skypilot
 from breakeven.models.sessions import SessionSpec, sample_sessions, scaled_spec, session_spec
 from breakeven.models.speculation import speculation
@@ -200,10 +201,9 @@ class Study:
         data = table("precisions")
         weights = _unique([w for pool in pools for w in _listed(pool.weights or [])]) or ("bf16",)
         kv = _unique(_listed(space.kv))
-        for name in weights:
-            pick("space.weights", name, data["weights"])
-        for name in kv:
-            pick("space.kv", name, data["kv"])
+        for field, chosen in (("weights", weights), ("kv", kv)):
+            for name in chosen:
+                pick(f"space.{field}", name, data[field])
         changes = self.written.catalog.links
         links = [self._row(link, spec, f"space.links.{i}", changes) for i, spec in enumerate(_listed(space.links))]
         for key in changes:
@@ -215,7 +215,9 @@ class Study:
         encoders = _unique(_listed(space.encoder_weights))
         for i, name in enumerate(encoders):
             pick(f"space.encoder_weights.{i}", name, ENCODERS)
-        return Names(self.accelerators, tuple(links), weights, kv, tuple(tiers), tuple(ways), tuple(moves), encoders)
+        joint = tuple(tiers), tuple(ways), tuple(moves), encoders
+        placed = placements(space.placement, self.architecture, "space.placement")
+        return Names(self.accelerators, tuple(links), weights, kv, *joint, placed)
 
     def _pool_domain(self, topology: Topology, pool: int) -> PoolDomain:
         """The choices of a pool: its own by name, then those of its side and its phase, then the space's."""
@@ -294,6 +296,7 @@ class Study:
             self.names.speculations,
             self.names.transfers,
             self.names.encoders,
+            placement_rows(self.names.placements, self.architecture),
         )
 
     @property

@@ -169,6 +169,8 @@ def _phase(machine: Bundle, choice: Stage, catalog: Catalog, i: int) -> tuple[Sp
         combine_token=_number(split.combine_token_s, i),
         worker_ports=_number(split.worker_ports, i),
         ways=ways,
+        shared=0.0 if split.shared_s is None else _number(split.shared_s, i),
+        shared_token=0.0 if split.shared_token_s is None else _number(split.shared_token_s, i),
     )
     return _speed(sides, 1.0, ways, catalog, i, way), plan
 

@@ -76,6 +76,8 @@ class SplitPlan(NamedTuple):
     combine_token: float = 0.0
     worker_ports: float = 1.0
     ways: float = 1.0
+    shared: float = 0.0  # seconds to read shared experts on an attention engine, and of their arithmetic per token
+    shared_token: float = 0.0
 
 
 class EncodePlan(NamedTuple):

@@ -109,10 +109,14 @@ def mixed_s(
 
 
 @compiled
-def _makespan_s(split: SplitPlan, attention_s: float, ffn_s: float, tokens: float, ports: float) -> float:
-    """A step of all micro-batches, from the seconds of one of `tokens` on each side."""
+def _makespan_s(
+    split: SplitPlan, attention_s: float, ffn_s: float, tokens: float, ports: float, rank_tokens: float
+) -> float:
+    """A step of all micro-batches, from the seconds of one of `tokens` on each side, of which a rank of an attention
+    engine has `rank_tokens`."""
     there, back = tokens * split.dispatch_token / ports, tokens * split.combine_token / ports
-    around_s = attention_s + ffn_s + there + back + 2.0 * split.handoff_s
+    away_s = ffn_s + there + back + 2.0 * split.handoff_s
+    around_s = attention_s + away_s - min(_smooth_max(split.shared, split.shared_token * rank_tokens), away_s)
     sides_s = max(attention_s / split.pipeline, ffn_s / split.ffn_pipeline)
     return max(split.micro_batches * max(sides_s, there, back), around_s)
 
@@ -125,7 +129,8 @@ def apart_decode_s(split: SplitPlan, batch: float, context: float, selected: flo
     longer = split.straggle_tokens / sqrt(sequences / split.attention.ranks + 0.1)
     longest, most = context / batch + longer, min(selected / batch + longer, split.attention.sparse_topk)
     attention_s = decode_s(split.attention, sequences, sequences * longest, sequences * most)
-    return _makespan_s(split, attention_s, decode_s(split.ffn, fed, 0.0, 0.0), tokens, 1.0)
+    ranked = sequences / split.attention.ranks
+    return _makespan_s(split, attention_s, decode_s(split.ffn, fed, 0.0, 0.0), tokens, 1.0, ranked)
 
 
 @compiled
@@ -137,7 +142,7 @@ def apart_prefill_s(
     fed, ended = tokens / split.ffn_engines / m, done / m
     attention_s = mixed_s(split.attention, 0.0, 0.0, 0.0, tokens / m, pairs / m, selected_pairs / m, read, ended, 1.0)
     ffn_s = mixed_s(split.ffn, 0.0, 0.0, 0.0, fed, 0.0, 0.0, 0.0, ended, 1.0 / split.ffn.ranks)
-    alone_s = _makespan_s(split, attention_s, ffn_s, tokens / m, split.worker_ports)
+    alone_s = _makespan_s(split, attention_s, ffn_s, tokens / m, split.worker_ports, tokens / m)
     shared_s = max(m * ffn_s / split.ffn_pipeline, tokens * max(split.dispatch_token, split.combine_token))
     return alone_s, max(alone_s, split.ways * shared_s)
 
