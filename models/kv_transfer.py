@@ -7,6 +7,14 @@ it. Sent layer by layer while the S seconds of prefill go on, the cache of layer
 
 the last layer's part at least, else what the link was too slow for (Splitwise, arXiv:2311.18677, section 4.3). The link
 is as busy as before.
+
+Where coding a compressed cache takes time, layers are compressed, sent and restored one after another, each while the
+others do the next one: of the seconds e, w and d that a byte takes in the three, it takes
+
+    max(e, w, d) + (e + w + d - max(e, w, d)) / L,
+
+the slowest of them, and a layer's time in the two others. A prefill engine's coder and link serve one cache at a time,
+beside its prefill; all accelerators that hold a part of a cache code it.
 """
 
 from typing import NamedTuple
@@ -18,6 +26,7 @@ from breakeven.models.context_parallel import ranks
 from breakeven.models.memory import kv_bytes_per_token
 from breakeven.models.steps import kv_shards
 from breakeven.models.tables import Catalog, Resolved
+from breakeven.models.transfer_ways import Transfers
 
 
 class Hidden(NamedTuple):
@@ -68,13 +77,39 @@ def moved(resolved: Resolved, catalog: Catalog, tokens: Array, prefill_s: Array,
     return Moved(mean(late_s), mean(link_s), mean(link_s**2), None if resolved.transfers is None else hidden), late_s
 
 
-def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array:
-    """Seconds one call's KV cache of `context` tokens takes from the prefill to the decode engine, (n, ...).
+def _shards(resolved: Resolved, catalog: Catalog) -> tuple[Array, Array]:
+    """Accelerators that a call's cache is spread over, where it is prefilled and where it decodes."""
+    stages = resolved.prefill_attention, resolved.decode_attention
+    p, d = (kv_shards(s, catalog.llm) * s.choice.pipeline_parallel * ranks(s) for s in stages)
+    return p, d
+
+
+def _byte_s(way: Transfers, shards: tuple[Array, Array], wire_byte_s: Array, layers: Array) -> Array:
+    """Seconds per byte of cache that is coded on its way between so many accelerators, (n,)."""
+    if way.encode_byte_s is None or way.decode_byte_s is None:
+        return wire_byte_s
+    encode_s, decode_s = way.encode_byte_s / shards[0], way.decode_byte_s / shards[1]
+    slowest = jnp.maximum(wire_byte_s, jnp.maximum(encode_s, decode_s))
+    return slowest + (wire_byte_s + encode_s + decode_s - slowest) / jnp.maximum(layers, 1.0)
+
+
+def coding_s(resolved: Resolved, catalog: Catalog, tokens: Array) -> tuple[Array, Array] | None:
+    """Seconds that compressing and restoring the cache of `tokens` take by themselves, (n,); None if both are free."""
+    way = resolved.transfers
+    if way is None or way.encode_byte_s is None or way.decode_byte_s is None:
+        return None
+    size = tokens * kv_bytes_per_token(catalog.llm, resolved.kv_bytes_per_element, tokens)
+    p, d = _shards(resolved, catalog)
+    return size * way.encode_byte_s / p, size * way.decode_byte_s / d
+
+
+def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array, back: bool = False) -> Array:
+    """Seconds one call's KV cache of `context` tokens takes from the prefill to the decode engine, or `back`, (n, ...).
 
     Every rank that holds a shard sends it over its own port, as many ports as the side with fewer shards has.
     """
     llm, p, d = catalog.llm, resolved.prefill_attention, resolved.decode_attention
-    sides = (kv_shards(stage, llm) * stage.choice.pipeline_parallel * ranks(stage) for stage in (p, d))
+    sides = _shards(resolved, catalog)
     ports = jnp.minimum(*sides)
     nic = jnp.minimum(p.hardware.nic_bytes_per_s, d.hardware.nic_bytes_per_s)
     port = jnp.where(
@@ -86,7 +121,11 @@ def kv_transfer_s(resolved: Resolved, catalog: Catalog, context: Array) -> Array
     wire = ports * port if way is None else ports * port * way.compression
     shape = (-1, *[1] * (context.ndim - 1))
     per_token = kv_bytes_per_token(llm, resolved.kv_bytes_per_element.reshape(shape), context)
-    time = resolved.link_latency_s.reshape(shape) + context * per_token / wire.reshape(shape)
+    sent_s = context * per_token / wire.reshape(shape)
+    if way is not None and way.encode_byte_s is not None:
+        coded = _byte_s(way, (sides[1], sides[0]) if back else sides, 1.0 / wire, llm.layers)
+        sent_s = context * per_token * coded.reshape(shape)
+    time = resolved.link_latency_s.reshape(shape) + sent_s
     apart = p.choice.pool != d.choice.pool
     return jnp.where(apart.reshape(shape), time, 0.0)
 
@@ -110,4 +149,4 @@ def return_s(resolved: Resolved, catalog: Catalog, mean_output: Array) -> Array 
     if resolved.transfers is None:
         return None
     tokens = mean_output * jnp.ones_like(resolved.link_latency_s)
-    return resolved.transfers.returns * kv_transfer_s(resolved, catalog, tokens)
+    return resolved.transfers.returns * kv_transfer_s(resolved, catalog, tokens, back=True)

@@ -1,5 +1,6 @@
 """Ways for a call's KV cache to get from prefill to decode, as a study names them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,8 +13,15 @@ from breakeven.models.catalog import table
 from breakeven.models.inputs import InputError, known_fields, number, pick
 
 FULL = "full"
-_RANGES = {"compression": (1.0, 100.0), "local_tokens": (0.0, 1e6), "staging": (0.0, 0.9)}
+_RANGES = {
+    "compression": (1.0, 100.0),
+    "encode_gbs": (1e-3, 1e6),
+    "decode_gbs": (1e-3, 1e6),
+    "local_tokens": (0.0, 1e6),
+    "staging": (0.0, 0.9),
+}
 _FLAGS = ("overlap", "returns", "keeps")
+_CODERS = ("encode_gbs", "decode_gbs")
 _ASKED = ("overlap", "compression", "returns", "keeps", "local_tokens")
 
 
@@ -28,6 +36,8 @@ class TransferWay:
     keeps: bool = False
     local_tokens: float = 0.0
     staging: float = 0.0
+    encode_gbs: float = math.inf  # of cache, by one accelerator
+    decode_gbs: float = math.inf
 
     @property
     def asks(self) -> tuple[str, ...]:
@@ -60,6 +70,8 @@ def transfer_way(spec: Any, field: str = "kv_transfer") -> TransferWay:
     if values.get("local_tokens", 0.0) > 0.0 and not values.get("keeps"):
         allowed = "0 unless keeps is true: a decode pool that keeps nothing would prefill whole prompts"
         raise InputError(f"{field}.local_tokens", values["local_tokens"], allowed)
+    for name in (name for name in _CODERS if name in values and values.get("compression", 1.0) == 1.0):
+        raise InputError(f"{field}.{name}", values[name], "nothing unless compression is above 1: nothing is coded")
     return replace(TransferWay(transfer_id(spec)), **values)
 
 
@@ -84,15 +96,20 @@ class Transfers:
     )  # 1.0: decode keeps a session's KV between its calls, so only the rest crosses; None: no way does
     local_tokens: Array | None  # calls with at most so many new tokens, their session kept, are prefilled by decode
     staging: Array
+    encode_byte_s: Array | None  # of one accelerator that compresses, per byte of cache; None: coding takes no time
+    decode_byte_s: Array | None
 
 
 def transfers(ways: Sequence[TransferWay]) -> Transfers | None:
     """The rows of a study; None where it knows none but full ones."""
     if all(replace(way, id=FULL) == TransferWay(FULL) for way in ways):
         return None
-    found: dict[str, Any] = {
-        field.name: jnp.asarray([float(getattr(way, field.name)) for way in ways]) for field in fields(Transfers)
-    }
+    names = [field.name for field in fields(Transfers) if not field.name.endswith("_byte_s")]
+    found: dict[str, Any] = {name: jnp.asarray([float(getattr(way, name)) for way in ways]) for name in names}
+    coded = any(getattr(way, name) < math.inf for way in ways for name in _CODERS)
+    for name in _CODERS:
+        byte_s = jnp.asarray([1e-9 / getattr(way, name) for way in ways]) if coded else None
+        found[name.replace("gbs", "byte_s")] = byte_s
     if not any(way.keeps for way in ways):
         found |= {"keeps": None, "local_tokens": None}
     return Transfers(**found)

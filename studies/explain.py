@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from breakeven.models.attainment import attain
 from breakeven.models.deployment import Deployment
 from breakeven.models.kernel_curves import extrapolated, sources
+from breakeven.models.kv_transfer import coding_s
 from breakeven.models.local import Correction
 from breakeven.models.memory import pool_weights_bytes
 from breakeven.models.performance import Performance
@@ -66,7 +68,7 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
         "deployment": {"verdict": _verdict(row), **choices(row), "unverified": row["unverified"] or "no"},
         "SLO": _slo(study, met, row),
         "uncertainty, 80 % interval": _uncertainty(row),
-        "time to first token, mean": _first_token(found, row),
+        "time to first token, mean": _first_token(found, row, resolved, study),
         "decode step, mean": _step(found),
         **_bills(study, evaluator, row, title),
         **_stress(study, workload, deployment, row),
@@ -152,7 +154,7 @@ def _by_cause(terms: Any, factor: float = 1.0) -> Section:
     return shown | {"largest": max(seconds, key=lambda words: seconds[words])}
 
 
-def _first_token(found: Performance, row: dict[str, Any]) -> Section:
+def _first_token(found: Performance, row: dict[str, Any], resolved: Resolved, study: Study) -> Section:
     point, latency = found.point, found.latency
     return {
         "total_s": row["ttft_mean_s"],
@@ -160,6 +162,7 @@ def _first_token(found: Performance, row: dict[str, Any]) -> Section:
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
         **_encoder(found),
         **_kv_transfer(found),
+        **_coding(resolved, study),
         **_tiers(found, row),
         "handling of the request_s": _number(found.pools.request_s),
         "first tokens on their way out_s": _number(latency.first_chunk_s),
@@ -185,6 +188,19 @@ def _kv_transfer(found: Performance) -> Section:
     if pools.return_s is not None and _number(pools.return_s) > 0.0:
         out["KV of the output on its way back, in the gap_s"] = _number(pools.return_s)
     return out
+
+
+def _coding(resolved: Resolved, study: Study) -> Section:
+    """What coding the cache of a mean prompt takes by itself; its slowest part is in the transfer."""
+    tokens = jnp.atleast_1d(jnp.asarray(study.workload.mean_prompt, jnp.float32))
+    coding = coding_s(resolved, study.catalog, tokens)
+    if coding is None or not _moves(resolved):
+        return {}
+    return {"beside it: compressing the cache_s": _number(coding[0]), "beside it: restoring it_s": _number(coding[1])}
+
+
+def _moves(resolved: Resolved) -> bool:
+    return _number(resolved.prefill_attention.choice.pool) != _number(resolved.decode_attention.choice.pool)
 
 
 def _encoder(found: Performance) -> Section:

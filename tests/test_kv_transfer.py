@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from breakeven.models.inputs import InputError
-from breakeven.models.kv_transfer import waited_s
+from breakeven.models.kv_transfer import coding_s, kv_transfer_s, waited_s
 from breakeven.models.performance import performance
 from breakeven.models.support import lacking
 from breakeven.models.tables import resolve
@@ -34,7 +34,8 @@ def test_ways_are_rows_or_variations():
     rows = transfers([transfer_way("full"), own])
     assert rows is not None and np.asarray(rows.overlap).tolist() == [0.0, 1.0]
     faults = ("fullest", "kv_transfer"), ({"compression": 0.5}, "compression"), ({"overlap": 1}, "overlap")
-    for spec, field in (*faults, ({"local_tokens": 100}, "local_tokens")):
+    coder = ({"encode_gbs": 10}, "encode_gbs"), ({"like": "compressed", "decode_gbs": 0}, "decode_gbs")
+    for spec, field in (*faults, *coder, ({"local_tokens": 100}, "local_tokens")):
         with pytest.raises(InputError) as error:
             transfer_way(spec)
         assert error.value.field.endswith(field)
@@ -97,6 +98,43 @@ def test_what_is_left_of_an_overlapped_transfer(split):
     assert np.asarray(slack)[0] == pytest.approx([0.0, 0.0, 99.0 * 79 / 80], rel=1e-5)
 
 
+def test_coding_a_cache_takes_the_slowest_of_coder_and_link(make_study):
+    """100,000 tokens of Llama-3.1-70B, 16 bit, are 32.768e9 bytes. Four accelerators compress 10e9 bytes a second each:
+    0.8192 s; two restore 20e9 each: 0.8192 s; two ports of 45e9 carry a half. Layer by layer the slowest and an
+    eightieth of the others; free coders, and infinitely fast ones, take what they took."""
+    ways = [
+        {"name": "free", "compression": 2.0},
+        {"name": "fast", "compression": 2.0, "encode_gbs": 1e6, "decode_gbs": 1e6},
+        {"name": "coded", "compression": 2.0, "encode_gbs": 10.0, "decode_gbs": 20.0},
+        {"name": "slow", "compression": 2.0, "encode_gbs": 1.0},
+    ]
+    base: dict[str, Any] = {
+        "topologies": "pd", "accelerators": "h200-sxm", "pipeline_parallel": 1, "weights": "fp8", "kv": "bf16",
+        "replicas": 1, "routing": "affinity", "max_batch": 64, "token_budget": 8192,
+        "prefill": {"tensor_parallel": 4}, "decode": {"tensor_parallel": 2},
+        "links": [{"like": "nvlink4", "name": "own", "gbs": 45, "efficiency": 1.0, "latency_us": 0.0}],
+    }  # fmt: skip
+    study = make_study(**base, kv_transfer=ways)
+    resolved = resolve(study.space.deployment(np.arange(4)), study.catalog)
+    tokens = jnp.full(4, 1e5)
+    found = np.asarray(kv_transfer_s(resolved, study.catalog, tokens))
+    wire = 32.768 / 2 / (2 * 45)
+    coded = 0.8192 + (0.8192 + wire) / 80
+    slow = 8.192 + wire / 80
+    assert found == pytest.approx([wire, wire, coded, slow], rel=1e-3)
+    coding = coding_s(resolved, study.catalog, tokens)
+    assert coding is not None
+    assert np.asarray(coding)[:, 2] == pytest.approx([0.8192, 0.8192], rel=1e-5)
+    back = np.asarray(kv_transfer_s(resolved, study.catalog, tokens, back=True))
+    assert back[2] == pytest.approx(1.6384 + (0.4096 + wire) / 80, rel=1e-3)
+    assert study.catalog.transfers is not None and study.catalog.transfers.encode_byte_s is not None
+    plain = make_study(**base, kv_transfer=ways[:1])
+    assert plain.catalog.transfers is not None and plain.catalog.transfers.encode_byte_s is None
+    resolved = resolve(plain.space.deployment(np.arange(1)), plain.catalog)
+    assert np.asarray(kv_transfer_s(resolved, plain.catalog, tokens[:1]))[0] == pytest.approx(found[1], rel=1e-4)
+    assert coding_s(resolved, plain.catalog, tokens[:1]) is None
+
+
 def test_a_deployment_file_keeps_its_way(split, tmp_path):
     row = split.space.frame(np.array([2])).iloc[0].to_dict() | {"cost_per_hour_usd": 1.0, "slo_attainment": 1.0}
     path = tmp_path / "one.yaml"
@@ -115,10 +153,11 @@ def test_simulated_beside_the_model(make_study):
         kv_transfer=[
             "full", "layer-wise", "returning", {"like": "layer-wise", "compression": 4}, "missing-blocks",
             "conditional", {"like": "conditional", "local_tokens": 1000, "returns": True},
+            {"like": "compressed", "encode_gbs": 4, "decode_gbs": 8},
         ],
         links=[{"like": "ib-ndr-400", "name": "slow", "gbs": 6}],
     )  # fmt: skip
-    for ready in study.simulator().ready(np.arange(7)):
+    for ready in study.simulator().ready(np.arange(8)):
         seen = ready.simulate(6000, 1)
         assert np.mean(seen.latencies()["ttft_s"]) == pytest.approx(ready["ttft_mean_s"], rel=0.06)
         assert seen.utilization("link") == pytest.approx(ready["utilization_link"], rel=0.08, abs=0.002)
