@@ -48,33 +48,73 @@ class Slo:
     losses: Losses | None = None
 
 
+class Varying(NamedTuple):
+    """A gamma variable by its moments, seconds and their square."""
+
+    mean_s: Array
+    variance: Array
+
+
 class TokenTime(NamedTuple):
-    """TPOT of a call by output node: a fixed part, a gamma part that moves with the batch, and, with a probability,
-    what prefill in the same pool adds. Shapes (n, O), `batch_s` (n,)."""
+    """TPOT of a call by output node: a fixed part, gamma parts, and, with a probability, what prefill in the same pool
+    adds, gamma too. Shapes (n, O)."""
 
     base_s: Array
-    batch_s: Array
-    variance: Array
+    own: Varying  # with the call's own tokens in the cache
+    batch: Varying  # with the sequences of others in its steps
     stall_probability: Array
-    stall_s: Array  # given that there is one
-    stall_variance: Array
+    stall: Varying  # given that there is one
+
+    @property
+    def steady_s(self) -> Array:
+        """Mean without a stall."""
+        return self.base_s + self.own.mean_s + self.batch.mean_s
+
+    @property
+    def variance(self) -> Array:
+        """Without a stall."""
+        return self.own.variance + self.batch.variance
 
     @property
     def mean_s(self) -> Array:
-        return self.base_s + self.batch_s[..., None] + self.stall_probability * self.stall_s
+        return self.steady_s + self.stall_probability * self.stall.mean_s
 
     @property
     def total_variance(self) -> Array:
-        square = self.stall_probability * (self.stall_variance + self.stall_s**2)
-        return self.variance + square - (self.stall_probability * self.stall_s) ** 2
+        square = self.stall_probability * (self.stall.variance + self.stall.mean_s**2)
+        return self.variance + square - (self.stall_probability * self.stall.mean_s) ** 2
 
-    def parts(self) -> tuple[tuple[Array, Array, Array], ...]:
-        """(probability, mean of the gamma part, its variance) of calls without and with a stall."""
-        moving = self.batch_s[..., None]
-        smooth = jnp.square(SMOOTH_TOKEN * (self.base_s + moving)) / 3.0
-        plain = 1.0 - self.stall_probability, moving, self.variance + smooth
-        stalled = self.stall_probability, moving + self.stall_s, self.variance + self.stall_variance + smooth
-        return plain, stalled
+    def parts(self) -> tuple[tuple[Array, Array, Varying], ...]:
+        """(probability, fixed part, gamma part) of calls without and with a stall."""
+        smooth = jnp.square(SMOOTH_TOKEN * self.steady_s) / 3.0
+        plain = _together(self.base_s, smooth, self.own, self.batch)
+        stalled = _together(self.base_s, smooth, self.own, self.batch, self.stall)
+        return (1.0 - self.stall_probability, *plain), (self.stall_probability, *stalled)
+
+
+def _together(base_s: Array, smooth: Array, *parts: Varying) -> tuple[Array, Varying]:
+    r"""(fixed part, gamma part) of a fixed time and the sum of independent gamma variables, by three moments.
+
+    A gamma variable of mean m and variance v has the third central moment 2 v^2 / m, so the sum is that of mean
+    :math:`(\sum v)^2 / \sum (v^2 / m)`, at most all of the time, and the rest is fixed. The `smooth` variance is
+    that of a symmetric variable.
+    """
+    mean_s, variance = (sum(getattr(part, name) for part in parts) for name in ("mean_s", "variance"))
+    skew = sum(part.variance * (part.variance / (part.mean_s + 1e-9)) for part in parts)
+    variance = variance + smooth
+    total_s = base_s + mean_s
+    gamma_s = jnp.minimum(variance / (skew / variance + 1e-9), total_s)
+    return total_s - gamma_s, Varying(gamma_s, variance)
+
+
+class FirstChunk(NamedTuple):
+    """The time from a call's first token to its first chunk at the user, which is part of TTFT and not of the call's
+    time; shapes (n,)."""
+
+    share: Array  # of the calls
+    shown_s: Array  # without stalls, mean
+    variance: Array  # of that
+    stall: Wait  # what prefill in the pool adds
 
 
 @jax.tree_util.register_dataclass
@@ -96,16 +136,19 @@ class Latency:
     gap_variance: Array
     call_mean_s: Array  # (n,)
     call_variance: Array  # (n,)
-    first_chunk_s: Array  # (n,): from the first token to its first chunk at the user; part of TTFT, not of the call
-    first_chunk_sd_s: Array  # its standard deviation over outputs: short ones have no more than their own steps
-    first_chunk_batch: Wait  # the part of it that moves with the batch
-    first_chunk_stall: Wait  # what prefill in the pool adds to that
+    chunk: FirstChunk  # of outputs that reach the engine's stream interval
+    brief_chunk: FirstChunk  # of shorter ones, which are shown at their end
+    brief_output: Array  # (O,): 1.0 where they are
+
+    @property
+    def first_chunk_s(self) -> Array:
+        """From a call's first token to its first chunk at the user, mean."""
+        return sum(part.share * (part.shown_s + part.stall.average_s) for part in (self.chunk, self.brief_chunk))
 
     @property
     def ttft_mean_s(self) -> Array:
-        shown_s = self.first_chunk_s + self.first_chunk_batch.average_s + self.first_chunk_stall.average_s
         waits_s = self.wait.average_s + self.brief.average_s
-        return waits_s + jnp.sum(self.prefill_weight * self.prefill_s, -1) + shown_s
+        return waits_s + jnp.sum(self.prefill_weight * self.prefill_s, -1) + self.first_chunk_s
 
     @property
     def tpot_mean_s(self) -> Array:
@@ -144,12 +187,15 @@ def _served(slack_s: Array, width_s: Array) -> tuple[Array, Array]:
 
 def ttft_cdf(latency: Latency, x_s: Array) -> Array:
     """P(TTFT <= x); x of shape (n,) or scalar."""
-    batch = latency.first_chunk_batch  # every call waits for these steps: they move and widen the nodes
-    slack = jnp.asarray(x_s - latency.first_chunk_s - batch.average_s)[..., None] - latency.prefill_s
-    waits = add_waits(latency.wait, latency.first_chunk_stall)
+    return sum(part.share * _ttft_cdf(latency, part, x_s) for part in (latency.chunk, latency.brief_chunk))
+
+
+def _ttft_cdf(latency: Latency, chunk: FirstChunk, x_s: Array) -> Array:
+    """P(TTFT <= x) of the outputs whose first chunk takes so long."""
+    slack = jnp.asarray(x_s - chunk.shown_s)[..., None] - latency.prefill_s
+    waits = add_waits(latency.wait, chunk.stall)
     wait, brief = jax.tree.map(lambda leaf: leaf[..., None], (waits, latency.brief))
-    shown = latency.first_chunk_sd_s**2 + batch.variance_s2
-    spread = jnp.sqrt(latency.prefill_spread_s**2 + shown[..., None])
+    spread = jnp.sqrt(latency.prefill_spread_s**2 + chunk.variance[..., None])
     served, room_s = _served(slack, _node_width(latency.prefill_s, spread))
     # Behind whole prompts the brief wait is a part of the long one's end; without a long one it stands alone.
     alone = (1.0 - wait.probability) * brief.survival(room_s)
@@ -164,8 +210,8 @@ def tpot_cdf(latency: Latency, y_s: Array) -> Array:
 
 def _token_cdf(latency: Latency, y_s: Array) -> Array:
     """P(TPOT <= y) per output node, (n, O)."""
-    slack = jnp.asarray(y_s)[..., None] - latency.token.base_s
-    within = sum(share * gamma_cdf(slack, mean, variance) for share, mean, variance in latency.token.parts())
+    y_s = jnp.asarray(y_s)[..., None]
+    within = sum(share * gamma_cdf(y_s - base_s, *gamma) for share, base_s, gamma in latency.token.parts())
     return jnp.where(latency.steps > 0.5, within, 1.0)
 
 
@@ -178,6 +224,7 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
     wait = jax.tree.map(lambda leaf: leaf[..., None], latency.wait)
     width = _node_width(latency.prefill_s, latency.prefill_spread_s)
     first_s = latency.prefill_s + latency.brief.average_s[..., None]
+    parts = latency.token.parts()
 
     def served(room_s: Array) -> Array:
         share, room = _served(room_s[..., None] - first_s, width)
@@ -185,17 +232,15 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
         return jnp.sum(latency.prefill_weight * share * (1.0 - late), -1)
 
     def body(j: Array, total: Array) -> Array:
-        base, steps = latency.token.base_s[..., j], latency.steps[j]
-        for share, mean, variance in latency.token.parts():
-            gamma = jnp.broadcast_to(mean, variance.shape)[..., j], variance[..., j]
+        steps, soon = latency.steps[j], latency.brief_output[j] > 0.5
+        shown_s = jnp.where(soon, latency.brief_chunk.shown_s, latency.chunk.shown_s)
+        for part in parts:
+            share, base, *gamma = (leaf[..., j] for leaf in jax.tree.leaves(part))
             below = jnp.where(steps > 0.5, gamma_cdf(tpot_s - base, *gamma), 1.0)
-            for part in (1.0 / 6.0, 0.5, 5.0 / 6.0):
-                z = ndtri(jnp.clip(below * part, 1e-6, 1.0 - 1e-6))
-                room_s = jnp.minimum(
-                    ttft_s - latency.first_chunk_s - latency.first_chunk_batch.average_s,
-                    call_s - steps * (base + gamma_quantile(z, *gamma)),
-                )
-                total = total + latency.output_weight[j] * share[..., j] * below / 3.0 * served(room_s)
+            for third in (1.0 / 6.0, 0.5, 5.0 / 6.0):
+                z = ndtri(jnp.clip(below * third, 1e-6, 1.0 - 1e-6))
+                room_s = jnp.minimum(ttft_s - shown_s, call_s - steps * (base + gamma_quantile(z, *gamma)))
+                total = total + latency.output_weight[j] * share / 3.0 * below * served(room_s)
         return total
 
     return lax.fori_loop(0, latency.steps.shape[0], body, jnp.zeros_like(latency.call_mean_s))

@@ -62,4 +62,6 @@ def first_wave(latency: Latency, point: OperatingPoint, pools: Pools, workload: 
     share = workload.first_wave_share * jnp.ones_like(wave_s)
     wait = add_waits(latency.wait, Wait(share, wave_s, jnp.full_like(wave_s, 1.0 / 3.0)))
     crowd_s = engine.crowd_s * workload.concurrent_sessions
-    return dataclasses.replace(latency, wait=wait, first_chunk_s=latency.first_chunk_s + crowd_s)
+    chunks = (part._replace(shown_s=part.shown_s + crowd_s) for part in (latency.chunk, latency.brief_chunk))
+    chunk, brief_chunk = chunks
+    return dataclasses.replace(latency, wait=wait, chunk=chunk, brief_chunk=brief_chunk)

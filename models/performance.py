@@ -9,12 +9,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from breakeven.models.attainment import Latency, TokenTime
+from breakeven.models.attainment import FirstChunk, Latency, TokenTime, Varying
 from breakeven.models.closed import first_wave, held_back
 from breakeven.models.economics import Fleet, fleet
 from breakeven.models.limits import Busy, Doubts, Violations, doubts, limits_broken, pool_use
 from breakeven.models.llm import LLM
-from breakeven.models.numerics import TINY
+from breakeven.models.numerics import TINY, gamma_cdf
 from breakeven.models.operating_point import (
     OperatingPoint,
     Pools,
@@ -37,7 +37,7 @@ from breakeven.models.settle import (
     with_derivatives,
 )
 from breakeven.models.steps import StepTime
-from breakeven.models.tables import Catalog, Resolved
+from breakeven.models.tables import Catalog, Engine, Resolved
 from breakeven.models.waits import CallWaits, Reads, call_waits
 from breakeven.models.workload import Workload
 
@@ -113,30 +113,39 @@ def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalo
     batch, busy = point.seen_batch, point.state.decode_busy
     steps = jnp.maximum(workload.output_steps, 1.0)
     step = a + b * (batch + own)
-    base = a + (b - per_context * context) * own + per_context * context * (own - 1.0) + 0.3 * b * point.delay.mates
-    base = base[:, None] + per_context[:, None] * workload.output_context
+    base = (a + b * own - per_context * context + 0.3 * b * point.delay.mates)[:, None]
     # A call from another pool waits for the step in progress; one from the same pool starts with a step of its own.
     own_step_s = jnp.where(pools.moves > 0.5, step * pools.decode.yielded, 0.0)[:, None]
-    base = base + 0.5 * own_step_s * workload.output_inverse
+    found = _found_decoding(point, pools)[:, None]
+    base = base + 0.5 * found * own_step_s * workload.output_inverse
 
     spread = b**2 * point.batch_variance + per_context**2 * batch * workload.decode_context_var
     memory_s = workload.mean_steps2 / workload.mean_steps * step * point.slowdown / (1.0 - busy)
     variance = spread[:, None] * autocorrelation_share(steps * (step * point.slowdown / memory_s)[:, None])
-    variance = variance + per_context[:, None] ** 2 * workload.output_context_var
     if pools.decode.speculation is not None:  # n tokens take n / E steps on average, of variance n v / E^3
         way = pools.decode.speculation
         variance = variance + (step**2 * way.variance / way.yielded)[:, None] / steps
     inverse, inverse2 = workload.output_inverse, workload.output_inverse2
-    variance = variance + own_step_s**2 * (inverse2 / 3.0 - inverse**2 / 4.0)
-    mean = base + (b * batch)[:, None]
-    probability, stall_s, stall_variance = _stalls(point, pools, workload, mean, steps)
-    return TokenTime(base, b * batch, variance, probability, stall_s, stall_variance)
+    variance = variance + own_step_s**2 * found * (inverse2 / 3.0 - found * inverse**2 / 4.0)
+    own_tokens = Varying(
+        per_context[:, None] * workload.output_context, per_context[:, None] ** 2 * workload.output_context_var
+    )
+    others = Varying(jnp.broadcast_to((b * batch)[:, None], variance.shape), variance)
+    stalled = _stalls(point, pools, workload, base + own_tokens.mean_s + others.mean_s, steps)
+    return TokenTime(base, own_tokens, others, *stalled)
+
+
+def _found_decoding(point: OperatingPoint, pools: Pools) -> Array:
+    """Probability that a call finds its decode engine at work, of sequences that are Poisson in number: with the least
+    loaded of R engines, that there are R of them."""
+    engines = jnp.where(pools.decode_balanced > 0.5, pools.decode_replicas, 1.0)
+    return gamma_cdf(point.seen_batch * engines, engines, engines)
 
 
 def _stalls(
     point: OperatingPoint, pools: Pools, workload: Workload, token_s: Array, steps: Array
-) -> tuple[Array, Array, Array]:
-    """(probability, mean, variance) of what prefill in the pool adds to a call's TPOT, per output node (n, O).
+) -> tuple[Array, Varying]:
+    """(probability, moments where there is any) of what prefill in the pool adds to a call's TPOT, per output node (n, O).
 
     A call is stalled if a prefill starts while it decodes, or was ahead of it when it began; else not at all.
     """
@@ -155,7 +164,7 @@ def _stalls(
     variance = _stall_variance(point, pools, steps) + jnp.maximum(once2 - once**2, 0.0) * (lasts / steps) ** 2
     given = mean / probability
     given_variance = jnp.maximum((variance + mean**2) / probability - given**2, 0.02 * given**2)
-    return jnp.where(held > 0.0, 1.0, 0.0)[:, None] * probability, given, given_variance
+    return jnp.where(held > 0.0, 1.0, 0.0)[:, None] * probability, Varying(given, given_variance)
 
 
 def _stall_variance(point: OperatingPoint, pools: Pools, steps: Array) -> Array:
@@ -194,7 +203,10 @@ def _latency(
     first = jnp.sum(weight * prefill_s, -1)
     first2 = jnp.sum(weight * prefill_s**2, -1)
     call_mean = wait.average_s + brief.average_s + first + output
-    first_chunk_s, first_chunk_sd_s, moving, stall = _first_chunk(token, workload, catalog.engine.first_chunk_steps)
+    # A measured constant may say that the first chunk is held back less than the engine does.
+    constant_s = request_s(resolved, workload, catalog.engine)[1]
+    soon = jnp.where(workload.output_steps < catalog.engine.first_chunk_steps, 1.0, 0.0)
+    chunks = [_first_chunk(token, workload, of, catalog.engine, constant_s) for of in (1.0 - soon, soon)]
     call_variance = (
         wait.variance_s2
         + brief.variance_s2
@@ -218,33 +230,32 @@ def _latency(
         gap_variance=workload.gap_var_s + forked[1],
         call_mean_s=call_mean,
         call_variance=call_variance,
-        # A measured constant may say that the first chunk is held back less than the engine does.
-        first_chunk_s=first_chunk_s + jnp.maximum(request_s(resolved, workload, catalog.engine)[1], -first_chunk_s),
-        first_chunk_sd_s=first_chunk_sd_s,
-        first_chunk_batch=moving,
-        first_chunk_stall=stall,
+        chunk=chunks[0],
+        brief_chunk=chunks[1],
+        brief_output=soon,
     )
 
 
-def _first_chunk(token: TokenTime, workload: Workload, most_steps: Array) -> tuple[Array, Array, Wait, Wait]:
-    """(seconds from the first token to the first chunk's arrival, their standard deviation over outputs, those that
-    move with the batch, what stalls add): of a few steps, or of all there are."""
-    steps = jnp.minimum(workload.output_steps, most_steps)
-    weight = workload.output_weight
-    base_s = jnp.sum(weight * steps * token.base_s, -1)
-    moving_s = jnp.sum(weight * steps, -1) * token.batch_s + 1e-12
-    variance = jnp.sum(weight * steps**2 * token.variance, -1)
-    moving = Wait(jnp.ones_like(moving_s), moving_s, jnp.clip(variance / moving_s**2, 0.02, 3.0))
+def _first_chunk(token: TokenTime, workload: Workload, of: Array, engine: Engine, constant_s: Array) -> FirstChunk:
+    """The way of the first chunk, of the outputs `of` (O,): after a few steps, or after all there are."""
+    steps = jnp.minimum(workload.output_steps, engine.first_chunk_steps)
+    weight = workload.output_weight * of
+    share = jnp.sum(weight)
+    weight = weight / (share + 1e-9)
+    shown_s = jnp.sum(weight * steps * token.steady_s, -1)
+    second = jnp.sum(weight * steps**2 * (token.variance + token.steady_s**2), -1)
     stalled = weight * token.stall_probability
     probability = jnp.sum(stalled, -1)
-    total_s = jnp.sum(stalled * steps * token.stall_s, -1)
-    second = jnp.sum(stalled * steps**2 * (token.stall_variance + token.stall_s**2), -1)
+    total_s = jnp.sum(stalled * steps * token.stall.mean_s, -1)
+    square = jnp.sum(stalled * steps**2 * (token.stall.variance + token.stall.mean_s**2), -1)
     mean_s = total_s / (probability + 1e-12)  # 0 in a pool of its own; squared, as in derivatives, still a number
-    cv2 = second / (probability * mean_s**2 + 1e-18) - 1.0
-    few_s = steps * (token.base_s + token.batch_s[:, None])
-    spread = jnp.sum(weight * few_s**2, -1) - jnp.sum(weight * few_s, -1) ** 2
-    sd_s = jnp.sqrt(jnp.maximum(spread, 1e-12))
-    return base_s, sd_s, moving, Wait(probability, mean_s, jnp.clip(cv2, 0.02, 1e4))
+    cv2 = square / (probability * mean_s**2 + 1e-18) - 1.0
+    return FirstChunk(
+        share=share * jnp.ones_like(shown_s),
+        shown_s=jnp.maximum(shown_s + constant_s, 0.0),
+        variance=jnp.maximum(second - shown_s**2, 1e-12),
+        stall=Wait(probability, mean_s, jnp.clip(cv2, 0.02, 1e4)),
+    )
 
 
 def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:

@@ -9,10 +9,13 @@ import pytest
 from jax.typing import ArrayLike
 
 from breakeven.models.attainment import (
+    SMOOTH_TOKEN,
     Bound,
+    FirstChunk,
     Latency,
     Slo,
     TokenTime,
+    Varying,
     attain,
     call_cdf,
     percentile,
@@ -21,10 +24,12 @@ from breakeven.models.attainment import (
     tpot_cdf,
     ttft_cdf,
 )
+from breakeven.models.numerics import gamma_cdf
 from breakeven.models.performance import performance
 from breakeven.models.queueing import Wait
 from breakeven.models.tables import resolve
 
+NOTHING = Varying(jnp.zeros((1, 1)), jnp.zeros((1, 1)))
 BOUNDS = ("ttft", "tpot", "call", "session")
 score = jax.jit(attain)
 
@@ -131,7 +136,7 @@ def test_without_waiting_or_spread_times_are_steps():
         prefill_s=one[:, None],
         prefill_spread_s=zero[:, None],
         prefill_weight=one[:, None],
-        token=TokenTime(0.1 * one[:, None], 1e-6 * one, zero[:, None], zero[:, None], zero[:, None], zero[:, None]),
+        token=TokenTime(0.1 * one[:, None], NOTHING, NOTHING, zero[:, None], NOTHING),
         steps=jnp.array([10.0]),
         output_weight=one,
         session_calls=one,
@@ -140,10 +145,9 @@ def test_without_waiting_or_spread_times_are_steps():
         gap_variance=zero,
         call_mean_s=2.0 * one,
         call_variance=zero,
-        first_chunk_s=zero,
-        first_chunk_sd_s=zero,
-        first_chunk_batch=Wait(zero, zero, one),
-        first_chunk_stall=Wait(zero, zero, one),
+        chunk=FirstChunk(one, zero, zero, Wait(zero, zero, one)),
+        brief_chunk=FirstChunk(zero, zero, zero, Wait(zero, zero, one)),
+        brief_output=zero,
     )
     for name, exact in {"ttft": 1.0, "tpot": 0.1, "call": 2.0, "session": 2.0}.items():
         assert curve(latency, name, [0.9 * exact, 1.1 * exact])[:, 0] == pytest.approx([0.0, 1.0], abs=1e-3)
@@ -152,16 +156,52 @@ def test_without_waiting_or_spread_times_are_steps():
 def test_a_wait_that_all_calls_have_does_not_cut_off_the_faster_half_of_a_node(latency):
     """Calls of one node, unlike by 0.1 s, of which all wait one second: half of them have done so at the mean."""
     one = jnp.ones_like(latency.call_mean_s)
-    wait = Wait(one, one, 1e-4 * one)
+    none = Wait(0.0 * one, one, one)
+    chunk = FirstChunk(one, one, 1e-4 * one, none)
     nodes = jnp.ones_like(latency.prefill_s)
     alike = dataclasses.replace(
-        latency, wait=wait, brief=Wait(0.0 * one, one, one), prefill_s=nodes, prefill_spread_s=0.1 * nodes,
-        first_chunk_s=0.0 * one, first_chunk_sd_s=0.0 * one, first_chunk_batch=wait,
-        first_chunk_stall=Wait(0.0 * one, one, one),
+        latency, wait=Wait(one, one, 1e-4 * one), brief=none, prefill_s=nodes, prefill_spread_s=0.1 * nodes,
+        chunk=chunk, brief_chunk=chunk._replace(share=0.0 * one),
     )  # fmt: skip
     found = [np.asarray(ttft_cdf(alike, x * one)) for x in (2.8, 3.0, 3.2)]
     assert found[1] == pytest.approx(0.5, abs=0.1)
     assert (found[0] < 0.1).all() and (found[2] > 0.9).all()
+
+
+def test_short_outputs_are_shown_before_long_ones(latency):
+    """Half of the calls show their first chunk at once, half after five seconds: TTFT has no values between."""
+    one = jnp.ones_like(latency.call_mean_s)
+    none = Wait(0.0 * one, one, one)
+    late = FirstChunk(0.5 * one, 5.0 * one, 1e-4 * one, none)
+    nodes = jnp.ones_like(latency.prefill_s)
+    halves = dataclasses.replace(
+        latency, wait=none, brief=none, prefill_s=nodes, prefill_spread_s=1e-3 * nodes,
+        chunk=late, brief_chunk=late._replace(shown_s=0.0 * one),
+    )  # fmt: skip
+    for x, share in ((0.8, 0.0), (1.2, 0.5), (5.8, 0.5), (6.2, 1.0)):
+        assert np.asarray(ttft_cdf(halves, x * one)) == pytest.approx(share, abs=0.01)
+    assert np.asarray(halves.ttft_mean_s) == pytest.approx(3.5, rel=1e-5)
+
+
+def test_gamma_parts_of_one_scale_are_one_gamma_part():
+    """Gamma variables of one scale add up to a gamma variable, of the summed means, and leave the fixed part alone."""
+    parts = Varying(jnp.array([[2.0]]), jnp.array([[1.0]])), Varying(jnp.array([[4.0]]), jnp.array([[2.0]]))
+    share = jnp.array([[1.0]])
+    (_, base_s, plain), _ = TokenTime(share, *parts, 0.0 * share, NOTHING).parts()
+    smooth = (SMOOTH_TOKEN * 7.0) ** 2 / 3.0
+    assert float(plain.variance[0, 0]) == pytest.approx(3.0 + smooth, rel=1e-5)
+    assert float(plain.mean_s[0, 0]) == pytest.approx(6.0, rel=3e-3)
+    assert float(base_s[0, 0] + plain.mean_s[0, 0]) == pytest.approx(7.0, rel=1e-5)
+
+
+def test_contexts_spread_tpot_about_its_mean():
+    """A lone sequence's TPOT moves with its own tokens only: half of the calls are below the mean, nearly, and none is
+    far above (all of it was taken for a rare and long delay by others)."""
+    one = jnp.ones((1, 1))
+    token = TokenTime(4e-3 * one, Varying(4e-4 * one, (1e-4) ** 2 * one), Varying(1e-5 * one, 1e-12 * one), 0.0 * one, NOTHING)
+    (_, base_s, gamma), _ = token.parts()
+    below = [float(gamma_cdf(x - base_s, *gamma)[0, 0]) for x in (4.2e-3, 4.41e-3, 4.7e-3)]
+    assert below[0] < 0.05 and below[1] == pytest.approx(0.5, abs=0.06) and below[2] > 0.99
 
 
 def test_shortfall_is_the_worst_fraction_missed(study, latency):
