@@ -55,15 +55,30 @@ class Varying(NamedTuple):
     variance: Array
 
 
+class Stall(NamedTuple):
+    """What prefill in the same pool adds to a call's TPOT: nothing, or, with a probability, a gamma variable."""
+
+    probability: Array
+    given: Varying
+
+    @property
+    def mean_s(self) -> Array:
+        return self.probability * self.given.mean_s
+
+    @property
+    def variance(self) -> Array:
+        return self.probability * (self.given.variance + self.given.mean_s**2) - self.mean_s**2
+
+
 class TokenTime(NamedTuple):
-    """TPOT of a call by output node: a fixed part, gamma parts, and, with a probability, what prefill in the same pool
-    adds, gamma too. Shapes (n, O)."""
+    """TPOT of a call by output node: a fixed part, gamma parts, and stalls by prefill in the same pool. A few prompts
+    may hold most of the work: their stalls are rare, and told apart. Shapes (n, O)."""
 
     base_s: Array
     own: Varying  # with the call's own tokens in the cache
     batch: Varying  # with the sequences of others in its steps
-    stall_probability: Array
-    stall: Varying  # given that there is one
+    common: Stall
+    rare: Stall
 
     @property
     def steady_s(self) -> Array:
@@ -76,20 +91,32 @@ class TokenTime(NamedTuple):
         return self.own.variance + self.batch.variance
 
     @property
+    def stall_mean_s(self) -> Array:
+        return self.common.mean_s + self.rare.mean_s
+
+    @property
+    def stall_variance(self) -> Array:
+        return self.common.variance + self.rare.variance
+
+    @property
     def mean_s(self) -> Array:
-        return self.steady_s + self.stall_probability * self.stall.mean_s
+        return self.steady_s + self.stall_mean_s
 
     @property
     def total_variance(self) -> Array:
-        square = self.stall_probability * (self.stall.variance + self.stall.mean_s**2)
-        return self.variance + square - (self.stall_probability * self.stall.mean_s) ** 2
+        return self.variance + self.stall_variance
 
     def parts(self) -> tuple[tuple[Array, Array, Varying], ...]:
-        """(probability, fixed part, gamma part) of calls without and with a stall."""
+        """(probability, fixed part, gamma part) of calls without a stall, with common ones, with a rare one."""
         smooth = jnp.square(SMOOTH_TOKEN * self.steady_s) / 3.0
-        plain = _together(self.base_s, smooth, self.own, self.batch)
-        stalled = _together(self.base_s, smooth, self.own, self.batch, self.stall)
-        return (1.0 - self.stall_probability, *plain), (self.stall_probability, *stalled)
+        moving = self.base_s, smooth, self.own, self.batch
+        common, rare = self.common, self.rare
+        any_common = Varying(common.mean_s, common.variance)
+        return (
+            ((1.0 - rare.probability) * (1.0 - common.probability), *_together(*moving)),
+            ((1.0 - rare.probability) * common.probability, *_together(*moving, common.given)),
+            (rare.probability, *_together(*moving, any_common, rare.given)),
+        )
 
 
 def _together(base_s: Array, smooth: Array, *parts: Varying) -> tuple[Array, Varying]:

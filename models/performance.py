@@ -6,10 +6,11 @@ which stages share a pool only decides which terms are zero.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from breakeven.models.attainment import FirstChunk, Latency, TokenTime, Varying
+from breakeven.models.attainment import FirstChunk, Latency, Stall, TokenTime, Varying
 from breakeven.models.closed import first_wave, held_back
 from breakeven.models.economics import Fleet, fleet
 from breakeven.models.limits import Busy, Doubts, Violations, doubts, limits_broken, pool_use
@@ -40,6 +41,8 @@ from breakeven.models.steps import StepTime
 from breakeven.models.tables import Catalog, Engine, Resolved
 from breakeven.models.waits import CallWaits, Reads, call_waits
 from breakeven.models.workload import Workload
+
+RARE = 8.0  # how sharply prompts are told apart by their seconds
 
 
 class Performance(NamedTuple):
@@ -131,8 +134,8 @@ def _token_times(point: OperatingPoint, pools: Pools, workload: Workload, catalo
         per_context[:, None] * workload.output_context, per_context[:, None] ** 2 * workload.output_context_var
     )
     others = Varying(jnp.broadcast_to((b * batch)[:, None], variance.shape), variance)
-    stalled = _stalls(point, pools, workload, base + own_tokens.mean_s + others.mean_s, steps)
-    return TokenTime(base, own_tokens, others, *stalled)
+    common, rare = _stalls(point, pools, workload, base + own_tokens.mean_s + others.mean_s, steps)
+    return TokenTime(base, own_tokens, others, common, rare)
 
 
 def _found_decoding(point: OperatingPoint, pools: Pools) -> Array:
@@ -144,27 +147,49 @@ def _found_decoding(point: OperatingPoint, pools: Pools) -> Array:
 
 def _stalls(
     point: OperatingPoint, pools: Pools, workload: Workload, token_s: Array, steps: Array
-) -> tuple[Array, Varying]:
-    """(probability, moments where there is any) of what prefill in the pool adds to a call's TPOT, per output node (n, O).
+) -> tuple[Stall, Stall]:
+    """What common and rare prompts' prefill in the pool adds to a call's TPOT, per output node (n, O).
 
     A call is stalled if a prefill starts while it decodes, or was ahead of it when it began; else not at all.
     """
     # A queue is empty behind a call that leaves it with probability 1 - utilization.
-    left = 1.0 - jnp.clip(point.prefill_utilization, 0.0, 1.0)[:, None]
+    ahead = jnp.clip(point.prefill_utilization, 0.0, 1.0)[:, None]
     rate, held = point.prefill_rate, pools.shared
     if pools.retained is not None:
         local = point.decode_rate * point.local
-        rate, left = jnp.where(held > 0.0, rate, local), jnp.where(held[:, None] > 0.0, left, 1.0)
+        rate, ahead = jnp.where(held > 0.0, rate, local), jnp.where(held[:, None] > 0.0, ahead, 0.0)
         held = jnp.maximum(held, local)
-    probability = jnp.clip(1.0 - left * jnp.exp(-rate[:, None] * steps * token_s), 1e-6, 1.0)
     passes = point.delay.passes + 1e-6
-    lasts = jnp.expm1(-steps / passes[:, None]) / jnp.expm1(-workload.mean_steps / passes)[:, None]
+    lasts = jnp.expm1(-steps / passes[:, None]) / jnp.expm1(-workload.mean_steps / passes)[:, None] / steps
     once, once2 = point.delay.mean_s[:, None], point.delay.second_s2[:, None]
-    mean = (point.slowdown - 1.0)[:, None] * token_s + once * lasts / steps
-    variance = _stall_variance(point, pools, steps) + jnp.maximum(once2 - once**2, 0.0) * (lasts / steps) ** 2
-    given = mean / probability
-    given_variance = jnp.maximum((variance + mean**2) / probability - given**2, 0.02 * given**2)
-    return jnp.where(held > 0.0, 1.0, 0.0)[:, None] * probability, Varying(given, given_variance)
+    slower = (point.slowdown - 1.0)[:, None] * token_s
+    variance = _stall_variance(point, pools, steps) + jnp.maximum(once2 - once**2, 0.0) * lasts**2
+    there = jnp.where(held > 0.0, 1.0, 0.0)[:, None]
+
+    def stall(of: tuple[Array, Array, Array]) -> Stall:
+        calls, work, square = (share[:, None] for share in of)
+        none = (1.0 - ahead * work) * jnp.exp(-rate[:, None] * calls * steps * token_s)
+        probability = jnp.clip(1.0 - none, 1e-6, 1.0)
+        mean = slower * work + once * lasts * square
+        given = mean / probability
+        spread = jnp.maximum((variance * square + mean**2) / probability - given**2, 0.02 * given**2)
+        return Stall(there * probability, Varying(given, spread))
+
+    rare = _rare_prompts(point, pools)
+    return stall(tuple(1.0 - share for share in rare)), stall(rare)
+
+
+def _rare_prompts(point: OperatingPoint, pools: Pools) -> tuple[Array, Array, Array]:
+    """Shares of the prompts, of their seconds and of the squares of these, that are of prompts longer than
+    E[S^2] / E[S], the one in which a second of work lies on average."""
+    miss = point.state.miss[:, None]
+    weight = jnp.concatenate([pools.found_weight * (1.0 - miss), pools.lost_weight * miss], -1)
+    seconds = pools.alone_s
+    work = weight * seconds
+    square = work * seconds
+    typical = jnp.sum(square, -1, keepdims=True) / jnp.sum(work, -1, keepdims=True)
+    over = jax.nn.sigmoid(RARE * (seconds / typical - 1.0))
+    return tuple(jnp.sum(part * over, -1) / jnp.sum(part, -1) for part in (weight, work, square))
 
 
 def _stall_variance(point: OperatingPoint, pools: Pools, steps: Array) -> Array:
@@ -244,10 +269,10 @@ def _first_chunk(token: TokenTime, workload: Workload, of: Array, engine: Engine
     weight = weight / (share + 1e-9)
     shown_s = jnp.sum(weight * steps * token.steady_s, -1)
     second = jnp.sum(weight * steps**2 * (token.variance + token.steady_s**2), -1)
-    stalled = weight * token.stall_probability
-    probability = jnp.sum(stalled, -1)
-    total_s = jnp.sum(stalled * steps * token.stall.mean_s, -1)
-    square = jnp.sum(stalled * steps**2 * (token.stall.variance + token.stall.mean_s**2), -1)
+    none = (1.0 - token.common.probability) * (1.0 - token.rare.probability)
+    probability = jnp.sum(weight * (1.0 - none), -1)
+    total_s = jnp.sum(weight * steps * token.stall_mean_s, -1)
+    square = jnp.sum(weight * steps**2 * (token.stall_variance + token.stall_mean_s**2), -1)
     mean_s = total_s / (probability + 1e-12)  # 0 in a pool of its own; squared, as in derivatives, still a number
     cv2 = square / (probability * mean_s**2 + 1e-18) - 1.0
     return FirstChunk(

@@ -14,6 +14,7 @@ from breakeven.models.attainment import (
     FirstChunk,
     Latency,
     Slo,
+    Stall,
     TokenTime,
     Varying,
     attain,
@@ -30,6 +31,7 @@ from breakeven.models.queueing import Wait
 from breakeven.models.tables import resolve
 
 NOTHING = Varying(jnp.zeros((1, 1)), jnp.zeros((1, 1)))
+NEVER = Stall(jnp.zeros((1, 1)), NOTHING)
 BOUNDS = ("ttft", "tpot", "call", "session")
 score = jax.jit(attain)
 
@@ -136,7 +138,7 @@ def test_without_waiting_or_spread_times_are_steps():
         prefill_s=one[:, None],
         prefill_spread_s=zero[:, None],
         prefill_weight=one[:, None],
-        token=TokenTime(0.1 * one[:, None], NOTHING, NOTHING, zero[:, None], NOTHING),
+        token=TokenTime(0.1 * one[:, None], NOTHING, NOTHING, NEVER, NEVER),
         steps=jnp.array([10.0]),
         output_weight=one,
         session_calls=one,
@@ -186,8 +188,7 @@ def test_short_outputs_are_shown_before_long_ones(latency):
 def test_gamma_parts_of_one_scale_are_one_gamma_part():
     """Gamma variables of one scale add up to a gamma variable, of the summed means, and leave the fixed part alone."""
     parts = Varying(jnp.array([[2.0]]), jnp.array([[1.0]])), Varying(jnp.array([[4.0]]), jnp.array([[2.0]]))
-    share = jnp.array([[1.0]])
-    (_, base_s, plain), _ = TokenTime(share, *parts, 0.0 * share, NOTHING).parts()
+    (_, base_s, plain), *_ = TokenTime(jnp.ones((1, 1)), *parts, NEVER, NEVER).parts()
     smooth = (SMOOTH_TOKEN * 7.0) ** 2 / 3.0
     assert float(plain.variance[0, 0]) == pytest.approx(3.0 + smooth, rel=1e-5)
     assert float(plain.mean_s[0, 0]) == pytest.approx(6.0, rel=3e-3)
@@ -198,10 +199,25 @@ def test_contexts_spread_tpot_about_its_mean():
     """A lone sequence's TPOT moves with its own tokens only: half of the calls are below the mean, nearly, and none is
     far above (all of it was taken for a rare and long delay by others)."""
     one = jnp.ones((1, 1))
-    token = TokenTime(4e-3 * one, Varying(4e-4 * one, (1e-4) ** 2 * one), Varying(1e-5 * one, 1e-12 * one), 0.0 * one, NOTHING)
-    (_, base_s, gamma), _ = token.parts()
+    own, batch = Varying(4e-4 * one, 1e-8 * one), Varying(1e-5 * one, 1e-12 * one)
+    (_, base_s, gamma), *_ = TokenTime(4e-3 * one, own, batch, NEVER, NEVER).parts()
     below = [float(gamma_cdf(x - base_s, *gamma)[0, 0]) for x in (4.2e-3, 4.41e-3, 4.7e-3)]
     assert below[0] < 0.05 and below[1] == pytest.approx(0.5, abs=0.06) and below[2] > 0.99
+
+
+def test_rare_stalls_leave_the_others_as_they_are():
+    """Common stalls of a millisecond and rare ones of a second: nine calls of ten have a TPOT near the common one."""
+    one = jnp.ones((1, 1))
+    common = Stall(one, Varying(1e-3 * one, 1e-8 * one))
+    rare = Stall(0.1 * one, Varying(one, 0.1 * one))
+    token = TokenTime(1e-2 * one, NOTHING, NOTHING, common, rare)
+
+    def below(x):
+        return sum(float((share * gamma_cdf(x - base, *gamma))[0, 0]) for share, base, gamma in token.parts())
+
+    assert below(0.0105) < 0.01 and below(0.0115) == pytest.approx(0.9, abs=0.01)
+    assert float(token.mean_s[0, 0]) == pytest.approx(0.111, rel=1e-5)
+    assert float(token.total_variance[0, 0]) == pytest.approx(1e-8 + 0.1 * 1.1 - 0.01, rel=1e-4)
 
 
 def test_shortfall_is_the_worst_fraction_missed(study, latency):
