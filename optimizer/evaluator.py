@@ -23,11 +23,11 @@ from breakeven.models.attainment import (
 from breakeven.models.deployment import Deployment
 from breakeven.models.limits import Doubts, Violations
 from breakeven.models.operating_point import most_sequences
-from breakeven.models.performance import performance
+from breakeven.models.performance import Performance, performance
 from breakeven.models.residuals import interval
 from breakeven.models.screening import screen
 from breakeven.models.serving import LIGHTEST, Outcome, evaluate, evaluate_max_load
-from breakeven.models.tables import Catalog, resolve
+from breakeven.models.tables import Catalog, Resolved, resolve
 from breakeven.models.workload import Workload
 from breakeven.spaces.space import Space
 
@@ -38,14 +38,17 @@ Columns = dict[str, np.ndarray]
 
 
 @jax.jit
-def _latency_and_fill(deployment: Deployment, workload: Workload, catalog: Catalog) -> tuple[Latency, jax.Array]:
-    """Latencies, and how much of what a decode engine holds at once is in use."""
-    found = performance(resolve(deployment, catalog), workload, catalog)
-    return found.latency, found.point.state.batch / most_sequences(found.pools, workload)
+def _performance(deployment: Deployment, workload: Workload, catalog: Catalog) -> tuple[Resolved, Performance]:
+    """Everything the model says of a block; compiled once for percentiles, intervals and explanations."""
+    resolved = resolve(deployment, catalog)
+    return resolved, performance(resolved, workload, catalog)
 
 
-def _latency(deployment: Deployment, workload: Workload, catalog: Catalog) -> Latency:
-    return _latency_and_fill(deployment, workload, catalog)[0]
+@jax.jit
+def _means(found: Performance, workload: Workload) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(mean TTFT, mean TPOT, how much of what a decode engine holds at once is in use)."""
+    fill = found.point.state.batch / most_sequences(found.pools, workload)
+    return found.latency.ttft_mean_s, found.latency.tpot_mean_s, fill
 
 
 @jax.jit
@@ -130,7 +133,8 @@ class Evaluator:
         outcome = model(deployment, self.workload, self.slo, self.catalog)
         p95 = None
         if self.session_p95:
-            p95 = _session_p95(_latency(deployment, self.workload_at(outcome.sessions_per_second), self.catalog))
+            loaded = self.workload_at(outcome.sessions_per_second)
+            p95 = _session_p95(_performance(deployment, loaded, self.catalog)[1].latency)
         return ids, outcome, p95
 
     def finish(self, started: tuple[np.ndarray, Outcome, jax.Array | None]) -> Columns:
@@ -191,35 +195,48 @@ class Evaluator:
             out |= columns[f"excess_{name}"] > 0.0
         return columns["candidate"][~out], {name: column[out] for name, column in columns.items()}
 
-    def percentiles(self, ids: np.ndarray, sessions_per_second: np.ndarray) -> Columns:
-        """Latency percentiles, seconds, of candidates (a few: the front) at the load they were evaluated at."""
-        parts = []
+    def performances(
+        self, ids: np.ndarray, sessions_per_second: np.ndarray
+    ) -> Iterator[tuple[int, Workload, Resolved, Performance]]:
+        """(how many, their workload, their hardware, all that the model says of them) of a few candidates at the load
+        they were evaluated at, in blocks padded to `SMALL`."""
         for start in range(0, len(ids), SMALL):
             some, rate = ids[start : start + SMALL], sessions_per_second[start : start + SMALL]
-            deployment = self.deployment(some, SMALL)
             loaded = self.workload_at(np.pad(rate, (0, SMALL - len(rate)), mode="edge"))
-            times = _percentiles(_latency(deployment, loaded, self.catalog))
-            parts.append({name: np.asarray(value)[: len(some)] for name, value in times.items()})
+            yield len(some), loaded, *_performance(self.deployment(some, SMALL), loaded, self.catalog)
+
+    def performance(self, candidate: int, sessions_per_second: float) -> tuple[Workload, Resolved, Performance]:
+        """The same of one candidate, as NumPy arrays of shapes (1, ...)."""
+        ids, rate = np.array([candidate], np.int64), np.array([sessions_per_second])
+        [(_, _, *found)] = self.performances(ids, rate)
+
+        def first(leaf: jax.Array) -> np.ndarray:
+            return np.asarray(leaf[:1] if leaf.shape[:1] == (SMALL,) else leaf)
+
+        return self.workload_at(rate), *jax.tree.map(first, jax.device_get(tuple(found)))
+
+    def percentiles(self, ids: np.ndarray, sessions_per_second: np.ndarray) -> Columns:
+        """Latency percentiles, seconds, of a few candidates."""
+        parts = []
+        for n, _, _, found in self.performances(ids, sessions_per_second):
+            parts.append({name: np.asarray(value)[:n] for name, value in _percentiles(found.latency).items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in PERCENTILES}
 
     def intervals(self, ids: np.ndarray, sessions_per_second: np.ndarray) -> Columns:
         """How far predictions of a few candidates may be off: means and attainment at the ends of 80 % intervals."""
         parts = []
-        for start in range(0, len(ids), SMALL):
-            some, rate = ids[start : start + SMALL], sessions_per_second[start : start + SMALL]
-            deployment = self.deployment(some, SMALL)
-            loaded = self.workload_at(np.pad(rate, (0, SMALL - len(rate)), mode="edge"))
-            latency, fill = _latency_and_fill(deployment, loaded, self.catalog)
-            split = np.asarray(deployment.prefill_attention.pool != deployment.decode_attention.pool)
-            found = interval(self.engine, split, np.asarray(fill))
+        for n, workload, resolved, performed in self.performances(ids, sessions_per_second):
+            ttft_s, tpot_s, fill = (np.asarray(value) for value in _means(performed, workload))
+            pools = (np.asarray(stage.choice.pool) for stage in (resolved.prefill_attention, resolved.decode_attention))
+            found = interval(self.engine, np.not_equal(*pools), fill)
             columns = {"kv_band": found.band}
             for side, other in (("low", "high"), ("high", "low")):
                 ttft, tpot = getattr(found, f"ttft_{side}"), getattr(found, f"tpot_{side}")
-                columns[f"ttft_mean_{side}_s"] = np.asarray(latency.ttft_mean_s) * ttft
-                columns[f"tpot_mean_{side}_s"] = np.asarray(latency.tpot_mean_s) * tpot
-                factors = jnp.asarray(ttft, jnp.float32), jnp.asarray(tpot, jnp.float32)
-                columns[f"slo_attainment_{other}"] = np.asarray(_attainment(latency, self.slo, *factors))
-            parts.append({name: value[: len(some)] for name, value in columns.items()})
+                columns[f"ttft_mean_{side}_s"] = ttft_s * ttft
+                columns[f"tpot_mean_{side}_s"] = tpot_s * tpot
+                factors = np.float32(ttft), np.float32(tpot)
+                columns[f"slo_attainment_{other}"] = np.asarray(_attainment(performed.latency, self.slo, *factors))
+            parts.append({name: value[:n] for name, value in columns.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 

@@ -71,7 +71,8 @@ class Threads:
         self._next = count()
 
     def submit(self, task: Task, start: int, stop: int, keep: bool) -> Future[Found]:
-        device = self._devices[next(self._next) % len(self._devices)]
+        several = len(self._devices) > 1
+        device = self._devices[next(self._next) % len(self._devices)] if several else None  # named, it recompiles
 
         def judge() -> Found:
             with jax.default_device(device):

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import jax
 import numpy as np
 
 from breakeven.models.attainment import Slo
+from breakeven.models.deployment import Deployment
 from breakeven.models.distributions import Floats
 from breakeven.models.forks import SubAgents
 from breakeven.models.sessions import Sessions
@@ -26,7 +28,8 @@ from breakeven.models.simulation import (
     simulate,
     traffic,
 )
-from breakeven.models.tables import Resolved, resolve
+from breakeven.models.tables import Catalog, Resolved, resolve
+from breakeven.models.workload import Workload
 from breakeven.optimizer.evaluator import SMALL, Columns, Evaluator
 
 SAMPLED_CALLS = 400_000  # of which a simulation takes its sessions
@@ -75,10 +78,17 @@ class Simulator:
         for begin in range(0, len(ids), SMALL):
             some = np.asarray(ids[begin : begin + SMALL], np.int64)
             columns = self.evaluator(some)
-            resolved = resolve(self.evaluator.deployment(some, SMALL), self.evaluator.catalog)
-            machine = machines(resolved, self.evaluator.workload, self.evaluator.catalog)
+            deployment = self.evaluator.deployment(some, SMALL)
+            resolved, machine = _machines(deployment, self.evaluator.workload, self.evaluator.catalog)
             found += [Ready(self, int(c), i, columns, resolved, machine) for i, c in enumerate(some)]
         return found
+
+
+@jax.jit
+def _machines(deployment: Deployment, workload: Workload, catalog: Catalog) -> tuple[Resolved, Machines]:
+    """What a simulation takes of a block of candidates."""
+    resolved = resolve(deployment, catalog)
+    return resolved, machines(resolved, workload, catalog)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ An accelerator's dollars go to the stages by the share of time that each holds i
 attention and feed-forward layers stand in two pools, a step holds both, and its time goes to what is busiest.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from breakeven.models.bundle import Bundle, decode_sides, prefill_call
-from breakeven.models.performance import Performance, performance
+from breakeven.models.performance import Performance
 from breakeven.models.pools import machines
 from breakeven.models.steps import Coefficients, StepTime, expert_hit_share, prefill_chunks
-from breakeven.models.tables import Resolved, resolve
+from breakeven.models.tables import Resolved
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.studies.deployment_file import Deployed
 from breakeven.studies.study import Study
@@ -90,18 +91,11 @@ def bill_of(deployed: Deployed) -> Bill:
 def bill(study: Study, evaluator: Evaluator, candidate: int, title: str) -> Bill:
     """The bills of a candidate of a study's space."""
     ids = np.array([candidate], np.int64)
-    workload = evaluator.workload_at(evaluator(ids)["sessions_per_second"])
-    resolved = resolve(evaluator.deployment(ids, 1), study.catalog)
-    found: Performance = performance_of(resolved, workload, study.catalog)
+    rate = float(evaluator(ids)["sessions_per_second"][0])
+    workload, resolved, found = evaluator.performance(candidate, rate)
     parts, dominant = _stages(resolved, workload, study.catalog, found)
     seconds = _seconds(parts, found, workload)
     return Bill(title, seconds, _dollars(parts, found, resolved), dominant | _others(seconds))
-
-
-@jax.jit
-def performance_of(resolved: Any, workload: Any, catalog: Any) -> Performance:
-    """`performance`, compiled once for everything that shows its terms."""
-    return performance(resolved, workload, catalog)
 
 
 def _number(value: Any) -> float:
@@ -123,9 +117,27 @@ Rows = dict[str, float]
 
 def _stages(resolved: Resolved, workload: Any, catalog: Any, found: Performance) -> tuple[list[Part], dict[str, str]]:
     """(a mean call's prefill and decode steps by stage, what dominates each stage), alone and undisturbed."""
-    llm, pools = catalog.llm, found.pools
     back = 0.0 if resolved.transfers is None else _number(resolved.transfers.returns)
-    nodes = workload.recomputed if _number(pools.moves) > 0.5 > back else workload.resident
+    unseen = _number(found.pools.moves) > 0.5 > back
+    terms = jax.device_get(_terms(resolved, workload, catalog, found, unseen))
+    encoder, dominant = _encoder(found)
+    parts = [encoder]
+    for name, (time, sizes) in terms.items():
+        collective_s, transfer_s = _number(time.collective_s), _number(time.transfer_s)
+        parts.append(Part(name, _number(time.total_s) - collective_s - transfer_s, collective_s, transfer_s))
+        words = {word: _number(size) for word, size in sizes.items()} | {"launches": _number(time.overhead_s)}
+        dominant[name] = max(words, key=lambda word: words[word])
+    return parts, dominant
+
+
+@functools.partial(jax.jit, static_argnames="unseen")
+def _terms(
+    resolved: Resolved, workload: Any, catalog: Any, found: Performance, unseen: bool
+) -> dict[str, tuple[StepTime, dict[str, Any]]]:
+    """Of each stage: seconds of a mean call by cause, and those of its memory traffic and arithmetic. Prefill computes
+    the last output again where it is `unseen`."""
+    llm = catalog.llm
+    nodes = workload.recomputed if unseen else workload.resident
     prefill, decode = machines(resolved, catalog, jnp.sqrt(workload.decode_context_var))
     budget, context = resolved.prefill_attention.choice.token_budget, workload.decode_context
     tokens, pairs, sequence = nodes.tokens[None], nodes.pairs[None], nodes.context[None]
@@ -137,19 +149,14 @@ def _stages(resolved: Resolved, workload: Any, catalog: Any, found: Performance)
     ]
     passes = prefill_chunks(nodes.tokens, budget) * _fed(prefill).micro
     batch = found.point.state.batch / decode.micro_batches
-    sides = [
-        (prefill.attention, (nodes, nodes.tokens, passes), None),
-        (prefill.ffn, (nodes, nodes.tokens / prefill.ffn_engines, passes), None),
-        (decode.attention, None, (batch / decode.workers, batch / decode.workers / decode.data_parallel, context)),
-        (decode.ffn, None, (batch / decode.ffn_engines, batch / decode.ffn_engines / _fed(decode).ranks, context)),
+    joined, fed = batch / decode.workers, batch / decode.ffn_engines
+    sizes = [
+        _prefill_sizes(prefill.attention, llm, nodes, nodes.tokens, passes),
+        _prefill_sizes(prefill.ffn, llm, nodes, nodes.tokens / prefill.ffn_engines, passes),
+        _decode_sizes(decode.attention, llm, workload, joined, joined / decode.data_parallel),
+        _decode_sizes(decode.ffn, llm, workload, fed, fed / _fed(decode).ranks),
     ]
-    encoder, dominant = _encoder(found)
-    parts = [encoder]
-    for name, time, side in zip(STAGES, times, sides, strict=True):
-        collective_s, transfer_s = _number(time.collective_s), _number(time.transfer_s)
-        parts.append(Part(name, _number(time.total_s) - collective_s - transfer_s, collective_s, transfer_s))
-        dominant[name] = _dominant(side[0], llm, workload, side[1], side[2], _number(time.overhead_s))
-    return parts, dominant
+    return dict(zip(STAGES, zip(times, sizes, strict=True), strict=True))
 
 
 def _encoder(found: Performance) -> tuple[Part, dict[str, str]]:
@@ -171,9 +178,10 @@ class _Fed(NamedTuple):
 
 def _fed(machine: Bundle) -> _Fed:
     split = machine.split
-    if split is None or _number(split.apart) < 0.5:
+    if split is None:
         return _Fed(1.0, machine.data_parallel)
-    return _Fed(split.micro_batches, split.ffn_ranks)
+    apart = split.apart > 0.5
+    return _Fed(jnp.where(apart, split.micro_batches, 1.0), jnp.where(apart, split.ffn_ranks, machine.data_parallel))
 
 
 def _of(value: Any) -> Any:
@@ -181,33 +189,23 @@ def _of(value: Any) -> Any:
     return 0.0 if value is None else value
 
 
-def _dominant(
-    c: Coefficients,
-    llm: Any,
-    workload: Any,
-    prefill: tuple[Any, Any, Any] | None,
-    decode: tuple[Any, Any, Any] | None,
-    launch_s: float,
-) -> str:
-    """The largest of a stage's memory traffic, arithmetic and launches."""
-    weights, products = _of(c.projection_s) + _of(c.weight_s), _of(c.projection_token_s) + _of(c.token_s)
-    experts = _of(c.expert_s)
-    if prefill is not None:
-        nodes, tokens, chunks = prefill
-        memory = (weights + experts * expert_hit_share(tokens / chunks, llm)) * chunks
-        memory = jnp.sum(nodes.weight * (memory + _of(c.prefill_context_s) * nodes.context * chunks))
-        selected = jnp.minimum(nodes.pairs, tokens * llm.sparse_topk)
-        compute = (products + _of(c.expert_token_s) + _of(c.query_s)) * tokens
-        compute = compute + _of(c.pair_s) * nodes.pairs + _of(c.selected_pair_s) * selected
-        compute = jnp.sum(nodes.weight * compute)
-    else:
-        assert decode is not None
-        tokens, ranks, context = decode
-        cached = _of(c.context_s) * context + _of(c.selected_context_s) * jnp.minimum(context, llm.sparse_topk)
-        memory = (weights + experts * expert_hit_share(tokens, llm) + ranks * cached) * workload.mean_steps
-        compute = (products * ranks + _of(c.expert_token_s) * tokens) * workload.mean_steps
-    sizes = {"memory": _number(memory), "compute": _number(compute), "launches": launch_s}
-    return max(sizes, key=lambda name: sizes[name])
+def _prefill_sizes(c: Coefficients, llm: Any, nodes: Any, tokens: Any, chunks: Any) -> dict[str, Any]:
+    """Seconds that a mean call's prefill takes a stage's memory, and its arithmetic."""
+    memory = (_of(c.projection_s) + _of(c.weight_s) + _of(c.expert_s) * expert_hit_share(tokens / chunks, llm)) * chunks
+    memory = jnp.sum(nodes.weight * (memory + _of(c.prefill_context_s) * nodes.context * chunks))
+    selected = jnp.minimum(nodes.pairs, tokens * llm.sparse_topk)
+    compute = (_of(c.projection_token_s) + _of(c.token_s) + _of(c.expert_token_s) + _of(c.query_s)) * tokens
+    compute = compute + _of(c.pair_s) * nodes.pairs + _of(c.selected_pair_s) * selected
+    return {"memory": memory, "compute": jnp.sum(nodes.weight * compute)}
+
+
+def _decode_sizes(c: Coefficients, llm: Any, workload: Any, tokens: Any, ranks: Any) -> dict[str, Any]:
+    """The same of its decode steps."""
+    context = workload.decode_context
+    cached = _of(c.context_s) * context + _of(c.selected_context_s) * jnp.minimum(context, llm.sparse_topk)
+    weights = _of(c.projection_s) + _of(c.weight_s) + _of(c.expert_s) * expert_hit_share(tokens, llm)
+    products = (_of(c.projection_token_s) + _of(c.token_s)) * ranks + _of(c.expert_token_s) * tokens
+    return {"memory": (weights + ranks * cached) * workload.mean_steps, "compute": products * workload.mean_steps}
 
 
 def _seconds(parts: list[Part], found: Performance, workload: Any) -> Rows:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,12 +16,11 @@ from breakeven.models.memory import pool_weights_bytes
 from breakeven.models.performance import Performance
 from breakeven.models.placement import traffic
 from breakeven.models.serving import attained_under_stress
-from breakeven.models.tables import Resolved, resolve
+from breakeven.models.tables import Resolved
 from breakeven.models.topology import topology
 from breakeven.models.workload import Workload
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.studies.attribution import bill as bill_of
-from breakeven.studies.attribution import performance_of
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.economics import against_api
 from breakeven.studies.result import table
@@ -50,6 +50,9 @@ def _number(value: Any) -> float:
     return float(np.asarray(value).ravel()[0])
 
 
+_attained = jax.jit(attain)
+
+
 def explain(deployed: Deployed) -> Explanation:
     """Evaluate one deployment and lay out what its time, memory and money go into."""
     evaluator = deployed.study.evaluator()
@@ -59,11 +62,9 @@ def explain(deployed: Deployed) -> Explanation:
 
 def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], title: str) -> Explanation:
     """The same of a candidate of a study's space that is evaluated already, as a row of its table."""
-    workload = evaluator.workload_at(np.array([row["sessions_per_second"]]))
+    workload, resolved, found = evaluator.performance(int(row["candidate"]), row["sessions_per_second"])
     deployment = evaluator.deployment(np.array([row["candidate"]], np.int64), 1)
-    resolved = resolve(deployment, study.catalog)
-    found = performance_of(resolved, workload, study.catalog)
-    met = attain(found.latency, study.slo)
+    met = _attained(found.latency, study.slo)
     sections = {
         "deployment": {"verdict": _verdict(row), **choices(row), "unverified": row["unverified"] or "no"},
         "SLO": _slo(study, met, row),

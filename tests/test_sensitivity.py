@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from breakeven.models import settle
-from breakeven.models.tables import resolve
 from breakeven.models.variation import WORKLOAD_INPUTS, Input, varied
 from breakeven.optimizer.evaluator import Evaluator
 from breakeven.optimizer.optima import Scenario
 from breakeven.optimizer.sensitivity import Judge, Measures, jacobian, measures, sobol
-from breakeven.studies.attribution import COMMUNICATION, COMPLEXITY, GAINS, STAGES, bill, gain, performance_of
+from breakeven.studies.attribution import COMMUNICATION, COMPLEXITY, GAINS, STAGES, bill, gain
 from breakeven.studies.fit_error import coefficient_draws, log_sd
 from breakeven.studies.inputs_of import inputs_of, with_ranges
 from breakeven.studies.study import Study
@@ -236,7 +235,7 @@ def test_bills_of_attention_apart_from_feed_forward_layers(make_study: Any, rand
 
 def sides(study: Study, evaluator: Evaluator, candidate: int) -> tuple[float, float]:
     """Seconds of a mean call's prefill alone, and of its decode steps at the mean batch."""
-    resolved = resolve(evaluator.deployment(np.array([candidate]), 1), study.catalog)
-    found = performance_of(resolved, study.workload, study.catalog)
+    rate = evaluator(np.array([candidate]))["sessions_per_second"][0]
+    _, _, found = evaluator.performance(candidate, float(rate))
     decode_s = float(found.decode_step.total_s[0]) * float(study.workload.mean_steps)
     return float(found.prefill_call.total_s[0]), decode_s
