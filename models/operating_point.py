@@ -106,6 +106,7 @@ class OperatingPoint(NamedTuple):
     others: Array  # prefills that a call finds in its step
     prefill_utilization: Array
     prefill_share: Array  # share of time that prefill takes from the decode of its pool
+    joined: Array  # rate at which prompts come to an engine while a call is on it, over the mean rate
     encode_share: Array  # the same, of an encoder in a pool that decodes and does not prefill
     fixed_s: Array  # decode step a + b B near the operating batch
     marginal_s: Array
@@ -179,6 +180,19 @@ def unevenness(batch: Array, replicas: Array) -> Array:
 def own_load(batch: Array, uneven: Array, replicas: Array, balanced: Array) -> Array:
     """Sequences a request sees beside the mean batch: itself, less under least-loaded routing."""
     return jnp.where(balanced > 0.5, 1.0 / replicas + uneven / batch, 1.0)
+
+
+def _joined(pools: Pools, calls: Array) -> Array:
+    r"""Rate at which calls come to an engine of a shared pool while one is on it, over their mean rate: 1 where they do
+    not choose it, less where they go to the one with the fewest `calls`, of which it has that many on average.
+
+    With n calls on an engine with probability p_n, each leaving at the rate mu, and a_n the rate of arrivals there,
+    :math:`a_n p_n = (n + 1) \mu p_{n+1}`, so one of n calls sees
+    :math:`\sum n a_n p_n / E[n] = \mu E[n (n - 1)] / E[n]`: the others that it sees over those that there are.
+    """
+    own = own_load(calls, unevenness(calls, pools.prefill_replicas), pools.prefill_replicas, pools.prefill_balanced)
+    seen = jnp.clip(1.0 + (own - 1.0) / calls, 0.02, 1.0)
+    return jnp.where(pools.shared > 0.0, seen, 1.0)
 
 
 def most_sequences(pools: Pools, workload: Workload) -> Array:
@@ -296,7 +310,8 @@ def operating_point(
     chunk_step_s = pass_s * jnp.maximum(state.mates / pools.prefill_ranks, 1.0) / chunks
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
     encoding = _encode_share(pools, seen * calls, state.miss) + local_share(pools, seen * decode_rate * local)
-    slowdown = 1.0 / (1.0 - jnp.minimum(share + encoding, HIGHEST) + chunk_rate * step_s)
+    joined = _joined(pools, state.batch + prefill_rate * service.first)
+    slowdown = 1.0 / (1.0 - jnp.minimum(joined * share + encoding, HIGHEST) + joined * chunk_rate * step_s)
     met = seen * prefill_rate
     pause_s = pools.shared * (1.0 - share) * -jnp.expm1(-state.batch) * 0.5 * step_s * pools.decode.yielded
     part = riding / pools.prefill_ways
@@ -331,6 +346,7 @@ def operating_point(
         others,
         prefill_utilization,
         share,
+        joined,
         encoding,
         fixed_s,
         marginal_s,

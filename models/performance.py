@@ -153,8 +153,8 @@ def _stalls(
     A call is stalled if a prefill starts while it decodes, or was ahead of it when it began; else not at all.
     """
     # A queue is empty behind a call that leaves it with probability 1 - utilization.
-    ahead = jnp.clip(point.prefill_utilization, 0.0, 1.0)[:, None]
-    rate, held = point.prefill_rate, pools.shared
+    ahead = (point.joined * jnp.clip(point.prefill_utilization, 0.0, 1.0))[:, None]
+    rate, held = point.joined * point.prefill_rate, pools.shared
     if pools.retained is not None:
         local = point.decode_rate * point.local
         rate, ahead = jnp.where(held > 0.0, rate, local), jnp.where(held[:, None] > 0.0, ahead, 0.0)
@@ -194,7 +194,7 @@ def _rare_prompts(point: OperatingPoint, pools: Pools) -> tuple[Array, Array, Ar
 
 def _stall_variance(point: OperatingPoint, pools: Pools, steps: Array) -> Array:
     """Variance over calls of the mean stall per token, (n, O): whole prefills, or the chunks that slow steps."""
-    idle, work = 1.0 - point.prefill_share, point.prefill_rate * point.stall.second
+    idle, work = 1.0 - point.joined * point.prefill_share, point.joined * point.prefill_rate * point.stall.second
     if pools.retained is not None:
         local = point.decode_rate * point.local * pools.retained.local_moments.second
         idle, work = idle - point.encode_share, work + local
