@@ -182,17 +182,16 @@ def own_load(batch: Array, uneven: Array, replicas: Array, balanced: Array) -> A
     return jnp.where(balanced > 0.5, 1.0 / replicas + uneven / batch, 1.0)
 
 
-def _joined(pools: Pools, calls: Array) -> Array:
-    r"""Rate at which calls come to an engine of a shared pool while one is on it, over their mean rate: 1 where they do
-    not choose it, less where they go to the one with the fewest `calls`, of which it has that many on average.
+def joined_share(calls: Array, replicas: Array, balanced: Array) -> Array:
+    r"""Rate at which calls come to an engine while one is on it, over their mean rate: 1 where they do not choose it,
+    less where they go to the one with the fewest `calls`, of which it has that many on average.
 
     With n calls on an engine with probability p_n, each leaving at the rate mu, and a_n the rate of arrivals there,
     :math:`a_n p_n = (n + 1) \mu p_{n+1}`, so one of n calls sees
     :math:`\sum n a_n p_n / E[n] = \mu E[n (n - 1)] / E[n]`: the others that it sees over those that there are.
     """
-    own = own_load(calls, unevenness(calls, pools.prefill_replicas), pools.prefill_replicas, pools.prefill_balanced)
-    seen = jnp.clip(1.0 + (own - 1.0) / calls, 0.02, 1.0)
-    return jnp.where(pools.shared > 0.0, seen, 1.0)
+    own = own_load(calls, unevenness(calls, replicas), replicas, balanced)
+    return jnp.clip(1.0 + (own - 1.0) / calls, 0.02, 1.0)
 
 
 def most_sequences(pools: Pools, workload: Workload) -> Array:
@@ -310,7 +309,9 @@ def operating_point(
     chunk_step_s = pass_s * jnp.maximum(state.mates / pools.prefill_ranks, 1.0) / chunks
     chunk_rate = jnp.where(pools.chunked > 0.5, share / chunk_step_s, 0.0)
     encoding = _encode_share(pools, seen * calls, state.miss) + local_share(pools, seen * decode_rate * local)
-    joined = _joined(pools, state.batch + prefill_rate * service.first)
+    calls_there = state.batch + prefill_rate * service.first
+    joined = joined_share(calls_there, pools.prefill_replicas, pools.prefill_balanced)
+    joined = jnp.where(pools.shared > 0.0, joined, 1.0)
     slowdown = 1.0 / (1.0 - jnp.minimum(joined * share + encoding, HIGHEST) + joined * chunk_rate * step_s)
     met = seen * prefill_rate
     pause_s = pools.shared * (1.0 - share) * -jnp.expm1(-state.batch) * 0.5 * step_s * pools.decode.yielded

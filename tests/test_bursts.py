@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from breakeven.models.bursts import Burst, HeldUp, Step, burst, held_up
-from breakeven.models.operating_point import own_load, unevenness
+from breakeven.models.operating_point import joined_share, own_load, unevenness
 from breakeven.models.queueing import Moments, pipeline_probability, queue_wait
 
 ONE = jnp.array(1.0)
@@ -77,11 +77,12 @@ def test_a_larger_budget_leaves_less_behind():
     assert all(a > b for a, b in itertools.pairwise(left))
 
 
-def least_loaded(engines: int, mean: float, calls: int = 60_000) -> tuple[float, float]:
-    """(variance of an engine's batch about the mean of all, others that a call finds beside the mean batch) where calls
-    of an exponential second join the engine with the fewest of them: M/M/inf."""
+def least_loaded(engines: int, mean: float, calls: int = 60_000) -> tuple[float, float, float]:
+    """(variance of an engine's batch about the mean of all, others that a call finds beside the mean batch, rate at
+    which calls come to its engine over their mean rate) where calls of an exponential second join the engine with the
+    fewest of them: M/M/inf."""
     rng, batch = np.random.default_rng(2), np.zeros(engines)
-    spent, uneven, total, seen = 0.0, 0.0, 0.0, 0.0
+    spent, uneven, total, seen, came, met = 0.0, 0.0, 0.0, 0.0, 0, 0.0
     for _ in range(2 * calls):
         rate = engines * mean + batch.sum()
         gap = 1.0 / rate
@@ -89,21 +90,26 @@ def least_loaded(engines: int, mean: float, calls: int = 60_000) -> tuple[float,
         uneven += gap * batch.var()
         seen += gap * float(np.sum(batch * batch))
         if rng.random() * rate < engines * mean:
-            batch[rng.choice(np.flatnonzero(batch == batch.min()))] += 1.0
+            chosen = rng.choice(np.flatnonzero(batch == batch.min()))
+            came, met = came + 1, met + batch[chosen]
+            batch[chosen] += 1.0
         else:
             batch[rng.choice(engines, p=batch / batch.sum())] -= 1.0
-    return uneven / spent, seen / (total * engines) - total / spent
+    return uneven / spent, seen / (total * engines) - total / spent, met / came / (total / spent)
 
 
 @pytest.mark.parametrize("engines", [2, 4, 8])
 @pytest.mark.parametrize("mean", [0.3, 2.0, 20.0])
 def test_calls_that_join_the_least_loaded_engine_are_spread_as_played(engines, mean):
-    """Within a tenth, or 0.03 of the variance and 0.1 of the load: a call sees itself, and what that spread adds."""
-    played_variance, played_load = least_loaded(engines, mean)
+    """Within a tenth, or 0.03 of the variance and 0.1 of the load: a call sees itself, and what that spread adds. So
+    many fewer calls come to it meanwhile, within 0.08 of their rate."""
+    played_variance, played_load, played_joined = least_loaded(engines, mean)
     b, r = jnp.array(mean), jnp.array(float(engines))
     uneven = unevenness(b, r)
     assert float(uneven) == pytest.approx(played_variance, rel=0.1, abs=0.03)
     assert float(own_load(b, uneven, r, ONE)) == pytest.approx(played_load, rel=0.1, abs=0.1)
+    assert float(joined_share(b, r, ONE)) == pytest.approx(played_joined, abs=0.08)
+    assert float(joined_share(b, r, 0.0 * ONE)) == 1.0
 
 
 def test_one_engine_is_as_even_as_its_own_mean():
