@@ -77,7 +77,7 @@ def test_a_larger_budget_leaves_less_behind():
     assert all(a > b for a, b in itertools.pairwise(left))
 
 
-def least_loaded(engines: int, mean: float, calls: int = 60_000) -> tuple[float, float, float]:
+def least_loaded(engines: int, mean: float, calls: int = 30_000) -> tuple[float, float, float]:
     """(variance of an engine's batch about the mean of all, others that a call finds beside the mean batch, rate at
     which calls come to its engine over their mean rate) where calls of an exponential second join the engine with the
     fewest of them: M/M/inf."""
