@@ -28,13 +28,11 @@ from breakeven.models.pools import Prefill, build_pools, request_s
 from breakeven.models.queueing import Wait, autocorrelation_share
 from breakeven.models.retained import Nodes, by_kind, calls_ahead
 from breakeven.models.settle import (
-    AFTER_ITERATIONS,
-    SURGE_ITERATIONS,
     Closed,
     closed_with_derivatives,
     settle,
+    settle_again,
     settle_closed,
-    warm,
     with_derivatives,
 )
 from breakeven.models.steps import StepTime
@@ -81,12 +79,11 @@ def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tupl
     if sessions is None:
         assert workload.sessions_per_second is not None
         rate = workload.sessions_per_second * one
-        usual = settle(*fixed, lax.stop_gradient(rate), warm(one))
+        fixed_rate = lax.stop_gradient(rate)
+        usual, after = settle(*fixed, fixed_rate, _surge(*fixed, fixed_rate))
     else:
         rate, usual = settle_closed(*fixed, lax.stop_gradient(sessions) * one)
-    fixed_rate = lax.stop_gradient(rate)
-    surged = settle(*fixed, fixed_rate * _surge(*fixed, fixed_rate), usual, SURGE_ITERATIONS)
-    after = settle(*fixed, fixed_rate, surged, AFTER_ITERATIONS)
+        after = settle_again(*fixed, rate, _surge(*fixed, rate), usual)
     tipped = jnp.abs(after.miss - usual.miss) > 0.05
     state = State(*(jnp.where(tipped, a, b) for a, b in zip(after, usual, strict=True)))
     if sessions is None:

@@ -55,8 +55,7 @@ def _iterate(
         new = following(state)
         return state, new, _bounded(State(*map(_secant, before, after, state, new)))
 
-    first = following(start)
-    return lax.fori_loop(0, iterations - 1, body, (start, first, first))[2]
+    return lax.fori_loop(0, iterations, body, (start, start, start))[2]
 
 
 def _secant(before: Array, after: Array, now: Array, new: Array) -> Array:
@@ -107,11 +106,40 @@ def _solve(gain: list[list[Array]], right: State) -> State:
     return State(*values)
 
 
-def settle(
-    pools: Pools, workload: Workload, llm: LLM, session_rate: Array, start: State, iterations: int | None = None
-) -> State:
-    """The fixed point of an open system that the iteration reaches from `start`."""
-    return _iterate(start, iterations or ITERATIONS, pools, workload, llm, session_rate, jnp.ones_like(session_rate))
+def settle(pools: Pools, workload: Workload, llm: LLM, rate: Array, surge: Array) -> tuple[State, State]:
+    """(the fixed point of an open system that the iteration reaches from a full cache, the one that it comes back to
+    after a surge of its rate, times `surge`)."""
+    start = warm(jnp.ones_like(rate))
+    return _surged(start, ITERATIONS, pools, workload, llm, rate, surge)
+
+
+def settle_again(pools: Pools, workload: Workload, llm: LLM, rate: Array, surge: Array, usual: State) -> State:
+    """The fixed point that an open system in its `usual` state comes back to after a surge."""
+    return _surged(usual, 0, pools, workload, llm, rate, surge)[1]
+
+
+def _surged(
+    start: State, iterations: int, pools: Pools, workload: Workload, llm: LLM, rate: Array, surge: Array
+) -> tuple[State, State]:
+    """(the state after so many iterations, the state after the surge and what follows it); one loop, so that what it
+    iterates is compiled once."""
+    begins, ends = iterations, iterations + SURGE_ITERATIONS
+    one = jnp.ones_like(rate)
+
+    def body(i: Array, carry: tuple[State, ...]) -> tuple[State, ...]:
+        before, after, state, usual = carry
+        fresh = (i == begins) | (i == ends)  # lines through steps at another rate mislead
+        before = _either(fresh, state, before)
+        new = _next(state, pools, workload, llm, jnp.where((i >= begins) & (i < ends), rate * surge, rate), one)
+        following = _bounded(State(*map(_secant, before, after, state, new)))
+        return state, new, following, _either(i < begins, following, usual)
+
+    *_, again, usual = lax.fori_loop(0, ends + AFTER_ITERATIONS, body, (start, start, start, start))
+    return usual, again
+
+
+def _either(condition: Array, a: State, b: State) -> State:
+    return State(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
 
 def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array) -> Closed:

@@ -359,6 +359,11 @@ class Resolved:
         return tuple(getattr(self, name) for name in STAGES)
 
 
+def of_row(column: Array, row: Array) -> Array:
+    """Elements of a column by row; rows are numbers of the space, never negative or beyond it."""
+    return jnp.take(column, row, axis=0, mode="clip")
+
+
 def _resolve_stage(stage: Stage, catalog: Catalog, hw: Hardware) -> ResolvedStage:
     """`hw`: the accelerators of the stage's pool."""
     schemes, kernels = catalog.weight_schemes, catalog.hardware.kernels
@@ -372,14 +377,14 @@ def _resolve_stage(stage: Stage, catalog: Catalog, hw: Hardware) -> ResolvedStag
             peaks = [getattr(catalog.hardware, f"{name.removesuffix('_block')}_flops_per_s") for name in ARITHMETIC]
             numbers = [number * flops_per_s for number, flops_per_s in zip(numbers, peaks, strict=True)]
         inverse = jnp.dot(1.0 / jnp.stack(numbers, -1), schemes.arithmetic[:, c].T, precision="highest")
-        return (1.0 / inverse)[stage.accelerator, stage.weights]
+        return of_row((1.0 / inverse).reshape(-1), stage.accelerator * inverse.shape[1] + stage.weights)
 
     rates = {f"{tensor}_flops_per_s": of_class(tensor, "share", peak=True) for tensor in TENSOR_CLASSES}
     for tensor in TENSOR_CLASSES:
         rates[f"{tensor}_read_bytes_per_s"] = hw.memory_bandwidth_bytes_per_s * of_class(tensor, "read")
     for name in ("latency_s", "permute_bytes"):
         rates[f"experts_{name}"] = of_class("experts", name)
-    sizes = {f"{t}_bytes": schemes.bytes_per_weight[:, c][stage.weights] for c, t in enumerate(TENSOR_CLASSES)}
+    sizes = {f"{t}_bytes": of_row(schemes.bytes_per_weight[:, c], stage.weights) for c, t in enumerate(TENSOR_CLASSES)}
     return ResolvedStage(choice=stage, hardware=hw, **sizes, **rates)
 
 
@@ -393,7 +398,7 @@ def _activations(deployment: Deployment, catalog: Catalog) -> Activations | None
 
 def _speculation(deployment: Deployment, catalog: Catalog) -> Speculations | None:
     row = deployment.speculation
-    return None if row is None else jax.tree.map(lambda column: column[row], catalog.speculations)
+    return None if row is None else jax.tree.map(lambda column: of_row(column, row), catalog.speculations)
 
 
 def _encoder(deployment: Deployment, catalog: Catalog) -> EncoderFormats | None:
@@ -405,12 +410,12 @@ def _encoder(deployment: Deployment, catalog: Catalog) -> EncoderFormats | None:
 
 def _transfers(deployment: Deployment, catalog: Catalog) -> Transfers | None:
     row = deployment.kv_transfer
-    return None if row is None else jax.tree.map(lambda column: column[row], catalog.transfers)
+    return None if row is None else jax.tree.map(lambda column: of_row(column, row), catalog.transfers)
 
 
 def _placement(deployment: Deployment, catalog: Catalog) -> Placements | None:
     row = deployment.placement
-    return None if row is None else jax.tree.map(lambda column: column[row], catalog.placements)
+    return None if row is None else jax.tree.map(lambda column: of_row(column, row), catalog.placements)
 
 
 def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
@@ -419,7 +424,9 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
     # Feed-forward layers that stand with their attention run on the same accelerators: gathered once.
     own = STAGES if deployment.activation_link is not None else [name for name in STAGES if not name.endswith("ffn")]
     rows = {name: getattr(deployment, name).accelerator for name in own}
-    hardware = {name: jax.tree.map(lambda column, row=row: column[row], catalog.hardware) for name, row in rows.items()}
+    hardware = {
+        name: jax.tree.map(lambda column, row=row: of_row(column, row), catalog.hardware) for name, row in rows.items()
+    }
     stages = {
         name: _resolve_stage(
             getattr(deployment, name), catalog, hardware.get(name, hardware[name.replace("ffn", "attention")])
@@ -428,13 +435,13 @@ def resolve(deployment: Deployment, catalog: Catalog) -> Resolved:
     }
     return Resolved(
         **stages,
-        kv_bytes_per_element=catalog.kv_bytes_per_element[deployment.kv],
-        link_bytes_per_s=catalog.links.bytes_per_s[deployment.link],
-        link_latency_s=catalog.links.latency_s[deployment.link],
-        link_through_nic=catalog.links.through_nic[deployment.link],
+        kv_bytes_per_element=of_row(catalog.kv_bytes_per_element, deployment.kv),
+        link_bytes_per_s=of_row(catalog.links.bytes_per_s, deployment.link),
+        link_latency_s=of_row(catalog.links.latency_s, deployment.link),
+        link_through_nic=of_row(catalog.links.through_nic, deployment.link),
         routing=deployment.routing,
         correction=None if catalog.local is None else correction(deployment, catalog.local),
-        tiers=jax.tree.map(lambda column: column[deployment.kv_tiers], catalog.tiers),
+        tiers=jax.tree.map(lambda column: of_row(column, deployment.kv_tiers), catalog.tiers),
         activations=_activations(deployment, catalog),
         speculation=_speculation(deployment, catalog),
         transfers=_transfers(deployment, catalog),
