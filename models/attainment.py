@@ -126,10 +126,10 @@ def _together(base_s: Array, smooth: Array, *parts: Varying) -> tuple[Array, Var
     :math:`(\sum v)^2 / \sum (v^2 / m)`, at most all of the time, and the rest is fixed. The `smooth` variance is
     that of a symmetric variable.
     """
-    mean_s, variance = (sum(getattr(part, name) for part in parts) for name in ("mean_s", "variance"))
-    skew = sum(part.variance * (part.variance / (part.mean_s + 1e-9)) for part in parts)
-    variance = variance + smooth
-    total_s = base_s + mean_s
+    total_s, variance, skew = base_s, smooth, jnp.zeros_like(smooth)
+    for part in parts:
+        total_s, variance = total_s + part.mean_s, variance + part.variance
+        skew = skew + part.variance * (part.variance / (part.mean_s + 1e-9))
     gamma_s = jnp.minimum(variance / (skew / variance + 1e-9), total_s)
     return total_s - gamma_s, Varying(gamma_s, variance)
 
@@ -170,7 +170,8 @@ class Latency:
     @property
     def first_chunk_s(self) -> Array:
         """From a call's first token to its first chunk at the user, mean."""
-        return sum(part.share * (part.shown_s + part.stall.average_s) for part in (self.chunk, self.brief_chunk))
+        late, soon = (part.share * (part.shown_s + part.stall.average_s) for part in (self.chunk, self.brief_chunk))
+        return late + soon
 
     @property
     def ttft_mean_s(self) -> Array:
@@ -214,7 +215,8 @@ def _served(slack_s: Array, width_s: Array) -> tuple[Array, Array]:
 
 def ttft_cdf(latency: Latency, x_s: Array) -> Array:
     """P(TTFT <= x); x of shape (n,) or scalar."""
-    return sum(part.share * _ttft_cdf(latency, part, x_s) for part in (latency.chunk, latency.brief_chunk))
+    late, soon = (part.share * _ttft_cdf(latency, part, x_s) for part in (latency.chunk, latency.brief_chunk))
+    return late + soon
 
 
 def _ttft_cdf(latency: Latency, chunk: FirstChunk, x_s: Array) -> Array:

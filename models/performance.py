@@ -163,7 +163,7 @@ def _stalls(
     variance = _stall_variance(point, pools, steps) + jnp.maximum(once2 - once**2, 0.0) * lasts**2
     there = jnp.where(held > 0.0, 1.0, 0.0)[:, None]
 
-    def stall(of: tuple[Array, Array, Array]) -> Stall:
+    def stall(of: _Shares) -> Stall:
         calls, work, square = (share[:, None] for share in of)
         none = (1.0 - ahead * work) * jnp.exp(-rate[:, None] * calls * steps * token_s)
         probability = jnp.clip(1.0 - none, 1e-6, 1.0)
@@ -173,12 +173,19 @@ def _stalls(
         return Stall(there * probability, Varying(given, spread))
 
     rare = _rare_prompts(point, pools)
-    return stall(tuple(1.0 - share for share in rare)), stall(rare)
+    return stall(_Shares(*(1.0 - share for share in rare))), stall(rare)
 
 
-def _rare_prompts(point: OperatingPoint, pools: Pools) -> tuple[Array, Array, Array]:
-    """Shares of the prompts, of their seconds and of the squares of these, that are of prompts longer than
-    E[S^2] / E[S], the one in which a second of work lies on average."""
+class _Shares(NamedTuple):
+    """Of the prompts, of their seconds and of the squares of these, (n,)."""
+
+    calls: Array
+    work: Array
+    square: Array
+
+
+def _rare_prompts(point: OperatingPoint, pools: Pools) -> _Shares:
+    """Shares of prompts longer than E[S^2] / E[S], the one in which a second of work lies on average."""
     miss = point.state.miss[:, None]
     weight = jnp.concatenate([pools.found_weight * (1.0 - miss), pools.lost_weight * miss], -1)
     seconds = pools.alone_s
@@ -186,7 +193,7 @@ def _rare_prompts(point: OperatingPoint, pools: Pools) -> tuple[Array, Array, Ar
     square = work * seconds
     typical = jnp.sum(square, -1, keepdims=True) / jnp.sum(work, -1, keepdims=True)
     over = jax.nn.sigmoid(RARE * (seconds / typical - 1.0))
-    return tuple(jnp.sum(part * over, -1) / jnp.sum(part, -1) for part in (weight, work, square))
+    return _Shares(*(jnp.sum(part * over, -1) / jnp.sum(part, -1) for part in (weight, work, square)))
 
 
 def _stall_variance(point: OperatingPoint, pools: Pools, steps: Array) -> Array:

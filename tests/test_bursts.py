@@ -91,7 +91,7 @@ def least_loaded(engines: int, mean: float, calls: int = 30_000) -> tuple[float,
         seen += gap * float(np.sum(batch * batch))
         if rng.random() * rate < engines * mean:
             chosen = rng.choice(np.flatnonzero(batch == batch.min()))
-            came, met = came + 1, met + batch[chosen]
+            came, met = came + 1, met + float(batch[chosen])
             batch[chosen] += 1.0
         else:
             batch[rng.choice(engines, p=batch / batch.sum())] -= 1.0
