@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from search import Clock, silent
+from search import Clock, corner, silent
 
 from breakeven.optimizer.bilevel import Settings, search_alone
 from breakeven.optimizer.exhaustive import Task
@@ -47,8 +47,7 @@ def main() -> None:
     found = [searched(task, Settings(seed=seed)) for seed in range(given.seeds)]
     trials = given.times * found[0][1]
     found.append(searched(task, Settings(trials=trials, early_stop=False)))
-    worst = np.concatenate([costs for *_, costs in found]).max(0)
-    reference = worst + 1e-3 * np.abs(worst)
+    reference = corner(np.concatenate([costs for *_, costs in found]))
     most = hypervolume(found[-1][-1], reference)
     for said, _, costs in found:
         print(f"{hypervolume(costs, reference) / most:.2%} of the hypervolume: {said}")

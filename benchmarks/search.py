@@ -42,6 +42,12 @@ class Clock:
         return time.perf_counter() - self._start[0], time.process_time() - self._start[1]
 
 
+def corner(costs: np.ndarray) -> np.ndarray:
+    """The worst corner of fronts, a thousandth beyond."""
+    worst = costs.max(0)
+    return worst + 1e-3 * np.abs(worst)
+
+
 def compile_everything(task: Task) -> None:
     """So that no search pays for it."""
     task.judge(np.arange(min(task.evaluator.space.size, 2 * task.evaluator.block)))
@@ -59,7 +65,7 @@ def compare(name: str, rows: list[str], seeds: int, most_s: float) -> None:
     clock = Clock()
     truth = exhaustive(task, Found(task.objectives), silent)
     wall, cpu = clock()
-    reference = truth.archive.costs.max(0) + 1e-3 * np.abs(truth.archive.costs.max(0))
+    reference = corner(truth.archive.costs)
     whole = hypervolume(truth.archive.costs, reference)
     print(f"\n{name}: {size:,} candidates, {truth.screened:,} ruled out beforehand, {truth.feasible:,} feasible")
     heads = f"{'':<26}{'seeds':>6}{'hypervolume median':>20}{'worst':>9}{'candidates':>12}"

@@ -74,6 +74,11 @@ class Pools:
     retained: Retained | None = None  # what decode pools keep of their sessions; None: nothing
     return_s: Array | None = None  # mean KV transfer of a call's output back
 
+    def node_weight(self, miss: Array) -> Array:
+        """Share of each prefill node, found, then lost, (n, 2 nodes), where a share `miss` of the prefixes is lost."""
+        lost = miss[:, None]
+        return jnp.concatenate([self.found_weight * (1.0 - lost), self.lost_weight * lost], -1)
+
 
 class State(NamedTuple):
     """What the iteration carries, shapes (n,)."""

@@ -29,6 +29,7 @@ from breakeven.models.queueing import Wait, autocorrelation_share
 from breakeven.models.retained import Nodes, by_kind, calls_ahead
 from breakeven.models.settle import (
     Closed,
+    choose,
     closed_with_derivatives,
     settle,
     settle_again,
@@ -85,7 +86,7 @@ def _operating_state(pools: Pools, workload: Workload, catalog: Catalog) -> tupl
         rate, usual = settle_closed(*fixed, lax.stop_gradient(sessions) * one)
         after = settle_again(*fixed, rate, _surge(*fixed, rate), usual)
     tipped = jnp.abs(after.miss - usual.miss) > 0.05
-    state = State(*(jnp.where(tipped, a, b) for a, b in zip(after, usual, strict=True)))
+    state = choose(tipped, after, usual)
     if sessions is None:
         return rate, with_derivatives(state, *given, rate), tipped
     rate, state = closed_with_derivatives(Closed(rate, state), *given, sessions * one)
@@ -186,9 +187,7 @@ class _Shares(NamedTuple):
 
 def _rare_prompts(point: OperatingPoint, pools: Pools) -> _Shares:
     """Shares of prompts longer than E[S^2] / E[S], the one in which a second of work lies on average."""
-    miss = point.state.miss[:, None]
-    weight = jnp.concatenate([pools.found_weight * (1.0 - miss), pools.lost_weight * miss], -1)
-    seconds = pools.alone_s
+    weight, seconds = pools.node_weight(point.state.miss), pools.alone_s
     work = weight * seconds
     square = work * seconds
     typical = jnp.sum(square, -1, keepdims=True) / jnp.sum(work, -1, keepdims=True)
@@ -289,14 +288,13 @@ def _first_chunk(token: TokenTime, workload: Workload, of: Array, engine: Engine
 
 def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:
     """Latency distributions, utilizations, fleet and violated limits of each candidate, shapes (n, ...)."""
-    pools, prefill, hit = build_pools(resolved, workload, catalog)
+    pools, prefill = build_pools(resolved, workload, catalog)
     rate, state, tipped = _operating_state(pools, workload, catalog)
     seen = jnp.ones_like(rate)
     if workload.concurrent_sessions is not None:
         seen = seen * jnp.maximum(1.0 - 1.0 / workload.concurrent_sessions, 0.0)
     point = operating_point(state, pools, workload, catalog.llm, rate, seen)
-    miss = state.miss[:, None]
-    weight = jnp.concatenate([hit.weight * (1.0 - miss), workload.missed.weight * miss], -1)
+    weight = pools.node_weight(state.miss)
 
     if pools.retained is not None:
         ahead = calls_ahead(point.local, workload.calls_per_session)

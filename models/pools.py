@@ -191,7 +191,7 @@ def request_s(resolved: Resolved, workload: Workload, engine: Engine) -> tuple[A
     return jnp.maximum(moved, 0.0), jnp.minimum(moved, 0.0)
 
 
-def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill, PrefillNodes]:
+def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tuple[Pools, Prefill]:
     """Everything the load does not change."""
     llm, engine = catalog.llm, catalog.engine
     p, d = resolved.prefill_attention, resolved.decode_attention
@@ -277,7 +277,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     if encode is not None:
         transfer_s = transfer_s + (1.0 - encode.joined[:, None]) * encode.seconds + encode.transfer_s
     mean_terms = StepTime(*(hit.mean(term) for term in hit_time.alone))
-    return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, spread_s, mean_terms), hit
+    return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, spread_s, mean_terms)
 
 
 def _encoding_too(time: PrefillTime, encoding_s: Array, machine: Bundle) -> PrefillTime:

@@ -27,7 +27,7 @@ def screen(deployment: Deployment, workload: Workload, catalog: Catalog) -> Viol
     Whoever breaks one here is infeasible. A closed population has no rate yet, so its utilizations rule nothing out.
     """
     resolved = resolve(deployment, catalog)
-    pools, _, _ = build_pools(resolved, workload, catalog)
+    pools, _ = build_pools(resolved, workload, catalog)
     least = _least(pools, workload, catalog)
     money = fleet(resolved, catalog.economy, pool_use(resolved, least))
     return limits_broken(resolved, pools, workload, least, money, catalog)

@@ -47,15 +47,29 @@ def _next(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array,
 def _iterate(
     start: State, iterations: int, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array
 ) -> State:
-    def following(state: State) -> State:
-        return _next(state, pools, workload, llm, rate, seen)
+    def body(_: Array, steps: _Steps) -> _Steps:
+        return _advance(steps, pools, workload, llm, rate, seen)
 
-    def body(_: Array, carry: tuple[State, State, State]) -> tuple[State, State, State]:
-        before, after, state = carry
-        new = following(state)
-        return state, new, _bounded(State(*map(_secant, before, after, state, new)))
+    return lax.fori_loop(0, iterations, body, _Steps(start, start, start)).now
 
-    return lax.fori_loop(0, iterations, body, (start, start, start))[2]
+
+class _Steps(NamedTuple):
+    """Where the iteration was, where it went from there, and where it is."""
+
+    before: State
+    after: State
+    now: State
+
+
+def _advance(steps: _Steps, *inputs: Any) -> _Steps:
+    """One step on: by the line through the last two, or plainly where nothing has moved yet."""
+    new = _next(steps.now, *inputs)
+    return _Steps(steps.now, new, _bounded(State(*map(_secant, steps.before, steps.after, steps.now, new))))
+
+
+def choose(condition: Array, a: State, b: State) -> State:
+    """`a` where the condition holds, else `b`."""
+    return State(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
 
 def _secant(before: Array, after: Array, now: Array, new: Array) -> Array:
@@ -126,20 +140,16 @@ def _surged(
     begins, ends = iterations, iterations + SURGE_ITERATIONS
     one = jnp.ones_like(rate)
 
-    def body(i: Array, carry: tuple[State, ...]) -> tuple[State, ...]:
-        before, after, state, usual = carry
+    def body(i: Array, carry: tuple[_Steps, State]) -> tuple[_Steps, State]:
+        steps, usual = carry
         fresh = (i == begins) | (i == ends)  # lines through steps at another rate mislead
-        before = _either(fresh, state, before)
-        new = _next(state, pools, workload, llm, jnp.where((i >= begins) & (i < ends), rate * surge, rate), one)
-        following = _bounded(State(*map(_secant, before, after, state, new)))
-        return state, new, following, _either(i < begins, following, usual)
+        steps = steps._replace(before=choose(fresh, steps.now, steps.before))
+        loaded = jnp.where((i >= begins) & (i < ends), rate * surge, rate)
+        steps = _advance(steps, pools, workload, llm, loaded, one)
+        return steps, choose(i < begins, steps.now, usual)
 
-    *_, again, usual = lax.fori_loop(0, ends + AFTER_ITERATIONS, body, (start, start, start, start))
-    return usual, again
-
-
-def _either(condition: Array, a: State, b: State) -> State:
-    return State(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
+    steps, usual = lax.fori_loop(0, ends + AFTER_ITERATIONS, body, (_Steps(start, start, start), start))
+    return usual, steps.now
 
 
 def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array) -> Closed:
@@ -163,8 +173,7 @@ def settle_closed(pools: Pools, workload: Workload, llm: LLM, sessions: Array) -
         rate = 0.5 * (low + high)
         trial = settled(state, rate, TRIAL_ITERATIONS)
         few = sessions_in_progress(trial, pools, workload, llm, rate, seen) < sessions
-        state = State(*(jnp.where(few, a, b) for a, b in zip(trial, state, strict=True)))
-        return jnp.where(few, rate, low), jnp.where(few, high, rate), state
+        return jnp.where(few, rate, low), jnp.where(few, high, rate), choose(few, trial, state)
 
     low, high, state = lax.fori_loop(0, BISECTIONS, body, (jnp.zeros_like(high), high, warm(jnp.ones_like(high))))
     rate = 0.5 * (low + high)

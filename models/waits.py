@@ -191,8 +191,7 @@ def _pass_in_progress(point: OperatingPoint, pools: Pools) -> Wait:
 def _held_up(point: OperatingPoint, pools: Pools) -> HeldUp:
     """A call's wait behind the first stage of a pipeline that prefills alone."""
     depth = pools.prefill_ways / pools.prefill_ranks
-    miss, ranks = point.state.miss[:, None], pools.prefill_ranks
-    weight = jnp.concatenate([pools.found_weight * (1.0 - miss), pools.lost_weight * miss], -1)
+    ranks, weight = pools.prefill_ranks, pools.node_weight(point.state.miss)
     seconds = pools.alone_s / depth[:, None]
     found = held_up(point.prefill_rate / ranks, seconds, weight, pools.budget_s * ranks, depth)
     alone = (pools.shared <= 0.0) & (pools.prefill_workers <= 1.0)

@@ -13,7 +13,8 @@ import numpy as np
 import optuna
 
 from breakeven.models.topology import STAGES, Topology
-from breakeven.spaces.structures import AXES, NAMED, PoolShape, Structures
+from breakeven.spaces.space import AXES
+from breakeven.spaces.structures import NAMED, PoolShape, Structures
 
 SLOTS = ("prefill_attention", "decode_attention", "prefill_ffn", "decode_ffn", "encode")
 _WEIGHT = {"accelerator": 100.0, "weights": 30.0, "expert_parallel": 10.0}  # how far another name is; a doubling is 1

@@ -215,29 +215,28 @@ class Evaluator:
 
         return self.workload_at(rate), *jax.tree.map(first, jax.device_get(tuple(found)))
 
-    def percentiles(self, ids: np.ndarray, sessions_per_second: np.ndarray) -> Columns:
-        """Latency percentiles, seconds, of a few candidates."""
+    def details(self, ids: np.ndarray, sessions_per_second: np.ndarray) -> Columns:
+        """Of a few candidates: latency percentiles, seconds, and how far predictions may be off: means and attainment
+        at the ends of 80 % intervals."""
         parts = []
-        for n, _, _, found in self.performances(ids, sessions_per_second):
-            parts.append({name: np.asarray(value)[:n] for name, value in _percentiles(found.latency).items()})
-        return {name: np.concatenate([part[name] for part in parts]) for name in PERCENTILES}
-
-    def intervals(self, ids: np.ndarray, sessions_per_second: np.ndarray) -> Columns:
-        """How far predictions of a few candidates may be off: means and attainment at the ends of 80 % intervals."""
-        parts = []
-        for n, workload, resolved, performed in self.performances(ids, sessions_per_second):
-            ttft_s, tpot_s, fill = (np.asarray(value) for value in _means(performed, workload))
-            pools = (np.asarray(stage.choice.pool) for stage in (resolved.prefill_attention, resolved.decode_attention))
-            found = interval(self.engine, np.not_equal(*pools), fill)
-            columns = {"kv_band": found.band}
-            for side, other in (("low", "high"), ("high", "low")):
-                ttft, tpot = getattr(found, f"ttft_{side}"), getattr(found, f"tpot_{side}")
-                columns[f"ttft_mean_{side}_s"] = ttft_s * ttft
-                columns[f"tpot_mean_{side}_s"] = tpot_s * tpot
-                factors = np.float32(ttft), np.float32(tpot)
-                columns[f"slo_attainment_{other}"] = np.asarray(_attainment(performed.latency, self.slo, *factors))
+        for n, workload, resolved, found in self.performances(ids, sessions_per_second):
+            columns = {name: np.asarray(value) for name, value in _percentiles(found.latency).items()}
+            columns |= self._intervals(workload, resolved, found)
             parts.append({name: value[:n] for name, value in columns.items()})
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _intervals(self, workload: Workload, resolved: Resolved, performed: Performance) -> Columns:
+        ttft_s, tpot_s, fill = (np.asarray(value) for value in _means(performed, workload))
+        pools = (np.asarray(stage.choice.pool) for stage in (resolved.prefill_attention, resolved.decode_attention))
+        found = interval(self.engine, np.not_equal(*pools), fill)
+        columns = {"kv_band": found.band}
+        for side, other in (("low", "high"), ("high", "low")):
+            ttft, tpot = getattr(found, f"ttft_{side}"), getattr(found, f"tpot_{side}")
+            columns[f"ttft_mean_{side}_s"] = ttft_s * ttft
+            columns[f"tpot_mean_{side}_s"] = tpot_s * tpot
+            factors = np.float32(ttft), np.float32(tpot)
+            columns[f"slo_attainment_{other}"] = np.asarray(_attainment(performed.latency, self.slo, *factors))
+        return columns
 
 
 REASONS = {

@@ -14,8 +14,7 @@ from breakeven.optimizer.evaluator import REASONS, Columns, Evaluator
 from breakeven.optimizer.front import MAXIMISED
 from breakeven.optimizer.search import Found, Progress
 from breakeven.optimizer.storage import sampler
-from breakeven.spaces.space import POOL_FIELDS, Family, Space
-from breakeven.spaces.structures import AXES
+from breakeven.spaces.space import AXES, AXIS_COLUMNS, POOL_FIELDS, Family, Space
 
 BATCH = 50
 
@@ -76,7 +75,7 @@ class Encoding:
         values: dict[str, Any] = {"topology": self._choices["topology"][f]}
         for phase in self.space.slots:
             values |= {f"{phase}.{field}": int(columns[f"{phase}_{field}"][0]) for field in POOL_FIELDS}
-        values |= {axis: int(columns["link" if axis == "links" else axis][0]) for axis in AXES}
+        values |= {axis: int(columns[name][0]) for axis, name in AXIS_COLUMNS.items()}
         return {name: value for name, value in values.items() if len(self._choices[name]) > 1}
 
 

@@ -38,6 +38,18 @@ POOL_FIELDS = (
     "weights",
 )
 
+AXES = (
+    "kv",
+    "tiers",
+    "links",
+    "routing",
+    "micro_batches",
+    "speculation",
+    "kv_transfer",
+    "encoder",
+    "placement",
+)  # what joins the pools, as a family's last digits
+AXIS_COLUMNS = {axis: axis for axis in AXES} | {"links": "link"}  # of `Space.columns`
 RANKS = ("tensor_parallel", "data_parallel", "pipeline_parallel", "context_parallel")  # whose product is an engine
 
 
@@ -162,18 +174,7 @@ class Family:
     @property
     def radices(self) -> tuple[int, ...]:
         pools = tuple(len(table["replicas"]) for table in self.tables)
-        joint = (
-            self.kv,
-            self.tiers,
-            self.links,
-            self.routing,
-            self.micro_batches,
-            self.speculation,
-            self.kv_transfer,
-            self.encoder,
-            self.placement,
-        )
-        return (*pools, *[len(axis) for axis in joint])
+        return (*pools, *[len(getattr(self, axis)) for axis in AXES])
 
     @property
     def size(self) -> int:
@@ -239,32 +240,15 @@ class Space:
         ids = np.asarray(ids, np.int64)
         out: dict[str, np.ndarray] = {"family": self.family(ids)}
         fields = [f"{slot}_{name}" for slot in self.slots for name in POOL_FIELDS]
-        joint = (
-            "kv",
-            "tiers",
-            "link",
-            "routing",
-            "micro_batches",
-            "speculation",
-            "kv_transfer",
-            "encoder",
-            "placement",
-        )
-        out |= {name: np.zeros(len(ids), np.int64) for name in (*joint, *fields)}
+        out |= {name: np.zeros(len(ids), np.int64) for name in (*AXIS_COLUMNS.values(), *fields)}
         for f, family in enumerate(self.families):
             here = np.flatnonzero(out["family"] == f)
             if not len(here):
                 continue
             digits = family.digits(ids[here] - self.offsets[f])
-            *pools, kv, tiers, link, routing, parts, way, moved, encoder, placed = digits
-            out["kv"][here], out["tiers"][here] = family.kv[kv], family.tiers[tiers]
-            out["link"][here] = family.links[link]
-            out["routing"][here] = family.routing[routing]
-            out["micro_batches"][here] = family.micro_batches[parts]
-            out["speculation"][here] = family.speculation[way]
-            out["kv_transfer"][here] = family.kv_transfer[moved]
-            out["encoder"][here] = family.encoder[encoder]
-            out["placement"][here] = family.placement[placed]
+            pools = digits[: -len(AXES)]
+            for (axis, name), digit in zip(AXIS_COLUMNS.items(), digits[-len(AXES) :], strict=True):
+                out[name][here] = getattr(family, axis)[digit]
             for slot in self.slots:
                 pool = family.topology.labels[COLUMNS.index(slot)]
                 for name in POOL_FIELDS:

@@ -17,18 +17,6 @@ from breakeven.spaces.space import Family, Space
 NUMBERS = ("replicas", "max_batch", "token_budget")
 NAMED = ("accelerator", "weights", "expert_parallel")  # every other value is a neighbour; of numbers, the next ones
 
-AXES = (
-    "kv",
-    "tiers",
-    "links",
-    "routing",
-    "micro_batches",
-    "speculation",
-    "kv_transfer",
-    "encoder",
-    "placement",
-)  # what joins the pools, as a family's last digits
-
 Table = dict[str, np.ndarray]
 
 

@@ -92,7 +92,11 @@ def bill(study: Study, evaluator: Evaluator, candidate: int, title: str) -> Bill
     """The bills of a candidate of a study's space."""
     ids = np.array([candidate], np.int64)
     rate = float(evaluator(ids)["sessions_per_second"][0])
-    workload, resolved, found = evaluator.performance(candidate, rate)
+    return bill_from(study, title, *evaluator.performance(candidate, rate))
+
+
+def bill_from(study: Study, title: str, workload: Any, resolved: Resolved, found: Performance) -> Bill:
+    """The bills of a candidate, from all that the model says of it (`Evaluator.performance`)."""
     parts, dominant = _stages(resolved, workload, study.catalog, found)
     seconds = _seconds(parts, found, workload)
     return Bill(title, seconds, _dollars(parts, found, resolved), dominant | _others(seconds))

@@ -20,7 +20,7 @@ from breakeven.models.tables import Resolved
 from breakeven.models.topology import topology
 from breakeven.models.workload import Workload
 from breakeven.optimizer.evaluator import Evaluator
-from breakeven.studies.attribution import bill as bill_of
+from breakeven.studies.attribution import Bill, bill_from
 from breakeven.studies.deployment_file import Deployed, choices
 from breakeven.studies.economics import against_api
 from breakeven.studies.result import table
@@ -71,7 +71,7 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
         "uncertainty, 80 % interval": _uncertainty(row),
         "time to first token, mean": _first_token(found, row, resolved, study),
         "decode step, mean": _step(found),
-        **_bills(study, evaluator, row, title),
+        **_bills(bill_from(study, title, workload, resolved, found)),
         **_stress(study, workload, deployment, row),
         **_apart(resolved, study),
         "use": _use(row),
@@ -85,9 +85,8 @@ def explain_candidate(study: Study, evaluator: Evaluator, row: dict[str, Any], t
     return Explanation(title, sections)
 
 
-def _bills(study: Study, evaluator: Evaluator, row: dict[str, Any], title: str) -> dict[str, Section]:
+def _bills(found: Bill) -> dict[str, Section]:
     """The mean call's time and the fleet's dollars by the same rows, each with the term that dominates it."""
-    found = bill_of(study, evaluator, int(row["candidate"]), title)
     words = {name: f" ({term})" for name, term in found.dominant.items()}
     seconds = {f"{name}{words.get(name, '')}_s": value for name, value in found.seconds.items() if value}
     money = {f"{name}{words.get(name, '')}": value for name, value in found.usd_per_hour.items() if value}
@@ -163,7 +162,7 @@ def _first_token(found: Performance, row: dict[str, Any], resolved: Resolved, st
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
         **_encoder(found),
         **_kv_transfer(found),
-        **_coding(resolved, study),
+        **_coding(found, resolved, study),
         **_tiers(found, row),
         "handling of the request_s": _number(found.pools.request_s),
         "first tokens on their way out_s": _number(latency.first_chunk_s),
@@ -191,17 +190,13 @@ def _kv_transfer(found: Performance) -> Section:
     return out
 
 
-def _coding(resolved: Resolved, study: Study) -> Section:
+def _coding(found: Performance, resolved: Resolved, study: Study) -> Section:
     """What coding the cache of a mean prompt takes by itself; its slowest part is in the transfer."""
     tokens = jnp.atleast_1d(jnp.asarray(study.workload.mean_prompt, jnp.float32))
     coding = coding_s(resolved, study.catalog, tokens)
-    if coding is None or not _moves(resolved):
+    if coding is None or _number(found.pools.moves) < 0.5:
         return {}
     return {"beside it: compressing the cache_s": _number(coding[0]), "beside it: restoring it_s": _number(coding[1])}
-
-
-def _moves(resolved: Resolved) -> bool:
-    return _number(resolved.prefill_attention.choice.pool) != _number(resolved.decode_attention.choice.pool)
 
 
 def _encoder(found: Performance) -> Section:

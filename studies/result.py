@@ -61,8 +61,7 @@ def table(evaluator: Evaluator, ids: np.ndarray) -> pd.DataFrame:
     frame = evaluator.space.frame(ids)
     frame.insert(1, "deployment", [describe(row) for row in records(frame)])
     metrics = {k: v for k, v in columns.items() if not k.startswith(_FLAGS) and k != "candidate"}
-    metrics |= evaluator.percentiles(ids, columns["sessions_per_second"])
-    metrics |= evaluator.intervals(ids, columns["sessions_per_second"])
+    metrics |= evaluator.details(ids, columns["sessions_per_second"])
     frame = frame.assign(**metrics)
     for phase, pool_share in _pool_costs(evaluator, frame).items():
         frame[f"idle_cost_{phase}_usd_per_hour"] = pool_share * (1.0 - frame[f"utilization_{phase}"]).clip(0.0, 1.0)
