@@ -364,13 +364,22 @@ def decode_sides(machine: Bundle, llm: LLM, batch: Array, context: Array) -> tup
     """(attention, feed-forward layers with the activations' way to them) of `decode_step`, as far as each counts."""
     split = machine.split
     if split is None:
-        tokens = batch / machine.pipeline_parallel
-        given = llm, tokens, tokens / machine.data_parallel, context
-        sides = _step_time(machine, machine.attention, *given), _step_time(machine, machine.ffn, *given)
+        sides = decode_work(machine, llm, batch, context)
         return sides if machine.overlapped is None else _summing_to(sides, decode_step(machine, llm, batch, context))
     found = _decode_apart(machine, split, llm, batch, context)
     weight = _critical(machine, split, found.parts)
     return _counted(weight, split, (found.attention, found.ffn), found.way)
+
+
+def decode_work(machine: Bundle, llm: LLM, batch: Array, context: Array) -> tuple[StepTime, StepTime]:
+    """What an attention and a feed-forward engine do in `decode_step` (for one micro-batch, where they stand apart),
+    hidden behind the other or not."""
+    if machine.split is None:
+        tokens = batch / machine.pipeline_parallel
+        given = llm, tokens, tokens / machine.data_parallel, context
+        return _step_time(machine, machine.attention, *given), _step_time(machine, machine.ffn, *given)
+    found = _decode_apart(machine, machine.split, llm, batch, context)
+    return found.attention, found.ffn
 
 
 def _summing_to(sides: tuple[StepTime, StepTime], step: StepTime) -> tuple[StepTime, StepTime]:
@@ -397,6 +406,7 @@ class PrefillTime(NamedTuple):
 
     alone: StepTime  # while nothing else is prefilled; through one group of a pipeline
     sides: tuple[StepTime, StepTime]  # of it attention, and feed-forward layers with the activations' way to them
+    work: tuple[StepTime, StepTime]  # what an engine of either side does, hidden behind the other or not
     busy_s: Array  # while all the bundle's `ways` prefill: what it can sustain
     attention_s: Array  # that its attention engine works on it (with the other side, where one engine does both)
     ffn_s: Array  # that all feed-forward engines of the bundle work on it
@@ -423,7 +433,7 @@ def prefill_call(
         _prefill_joint(wide, llm, n * tokens, tokens, pairs, context, chunks) for n in (1.0, wide.data_parallel)
     )
     given = llm, tokens, tokens, pairs, context, chunks
-    sides = prefill_time(wide.attention, *given), prefill_time(wide.ffn, *given)
+    work = sides = prefill_time(wide.attention, *given), prefill_time(wide.ffn, *given)
     marginal = prefill_marginal(machine.engine, llm, machine.data_parallel, jnp.ones_like(machine.count))
     if machine.overlapped is not None:
         exchange_s = machine.engine.collective_token_s
@@ -432,7 +442,7 @@ def prefill_call(
         marginal = jnp.minimum(marginal[0], computed_s), marginal[1]
     busy_s = busy.total_s
     cached_s = prefill_per_cached(wide.attention, llm, tokens, pairs, chunks)
-    return PrefillTime(alone, sides, busy_s, busy_s, busy_s, *marginal, cached_s)
+    return PrefillTime(alone, sides, work, busy_s, busy_s, busy_s, *marginal, cached_s)
 
 
 def _prefill_joint(
@@ -479,7 +489,8 @@ def _prefill_apart(
     assert machine.split is not None
     marginal = _marginal(machine, machine.split, llm, *last)
     cached_s = weight.attention * prefill_per_cached(wide.attention, llm, tokens, pairs, passes)
-    return PrefillTime(alone, sides, busy_s, attention.total_s / wide.pipeline_parallel, ffn_s, *marginal, cached_s)
+    attention_s = attention.total_s / wide.pipeline_parallel
+    return PrefillTime(alone, sides, (attention, ffn), busy_s, attention_s, ffn_s, *marginal, cached_s)
 
 
 def _marginal(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from breakeven.models.bundle import Bundle, decode_sides, prefill_call
+from breakeven.models.bundle import Bundle, decode_sides, decode_work, prefill_call
 from breakeven.models.performance import Performance
 from breakeven.models.pools import machines
 from breakeven.models.steps import Coefficients, StepTime, expert_hit_share, prefill_chunks
@@ -114,6 +114,7 @@ class Part:
     computed_s: float
     collective_s: float
     transfer_s: float  # activations on their way to the stage's pool and back
+    held: tuple[float, float]  # (computed, collective) as they hold the stage's pool, hidden behind another or not
 
 
 Rows = dict[str, float]
@@ -126,31 +127,41 @@ def _stages(resolved: Resolved, workload: Any, catalog: Any, found: Performance)
     terms = jax.device_get(_terms(resolved, workload, catalog, found, unseen))
     encoder, dominant = _encoder(found)
     parts = [encoder]
-    for name, (time, sizes) in terms.items():
-        collective_s, transfer_s = _number(time.collective_s), _number(time.transfer_s)
-        parts.append(Part(name, _number(time.total_s) - collective_s - transfer_s, collective_s, transfer_s))
+    for name, (time, work, sizes) in terms.items():
+        computed_s, collective_s = _two(time)
+        parts.append(Part(name, computed_s, collective_s, _number(time.transfer_s), _two(work)))
         words = {word: _number(size) for word, size in sizes.items()} | {"launches": _number(time.overhead_s)}
         dominant[name] = max(words, key=lambda word: words[word])
     return parts, dominant
 
 
+def _two(time: StepTime) -> tuple[float, float]:
+    """Seconds that it computes, launches included, and that its collectives take."""
+    computed_s = sum(map(_number, (time.products_s, time.experts_s, time.attention_s, time.overhead_s)))
+    return computed_s, _number(time.collective_s)
+
+
 @functools.partial(jax.jit, static_argnames="unseen")
 def _terms(
     resolved: Resolved, workload: Any, catalog: Any, found: Performance, unseen: bool
-) -> dict[str, tuple[StepTime, dict[str, Any]]]:
-    """Of each stage: seconds of a mean call by cause, and those of its memory traffic and arithmetic. Prefill computes
-    the last output again where it is `unseen`."""
+) -> dict[str, tuple[StepTime, StepTime, dict[str, Any]]]:
+    """Of each stage: seconds of a mean call by cause, what an engine works on it, and seconds of its memory traffic
+    and arithmetic. Prefill computes the last output again where it is `unseen`."""
     llm = catalog.llm
     nodes = workload.recomputed if unseen else workload.resident
     prefill, decode = machines(resolved, catalog, jnp.sqrt(workload.decode_context_var))
     budget, context = resolved.prefill_attention.choice.token_budget, workload.decode_context
     tokens, pairs, sequence = nodes.tokens[None], nodes.pairs[None], nodes.context[None]
     first = prefill_call(prefill, llm, tokens, pairs, sequence, budget)
-    steps = decode_sides(decode, llm, found.point.state.batch, context)
-    times = [
-        *[StepTime(*(jnp.sum(nodes.weight * term) for term in side)) for side in first.sides],
-        *[side.scaled(workload.mean_steps) for side in steps],
-    ]
+    given = decode, llm, found.point.state.batch, context
+    steps, worked = decode_sides(*given), decode_work(*given)
+    times, work = (
+        [
+            *[StepTime(*(jnp.sum(nodes.weight * term) for term in side)) for side in of_prefill],
+            *[side.scaled(workload.mean_steps) for side in of_decode],
+        ]
+        for of_prefill, of_decode in ((first.sides, steps), (first.work, worked))
+    )
     passes = prefill_chunks(nodes.tokens, budget) * _fed(prefill).micro
     batch = found.point.state.batch / decode.micro_batches
     joined, fed = batch / decode.workers, batch / decode.ffn_engines
@@ -160,19 +171,19 @@ def _terms(
         _decode_sizes(decode.attention, llm, workload, joined, joined / decode.data_parallel),
         _decode_sizes(decode.ffn, llm, workload, fed, fed / _fed(decode).ranks),
     ]
-    return dict(zip(STAGES, zip(times, sizes, strict=True), strict=True))
+    return dict(zip(STAGES, zip(times, work, sizes, strict=True), strict=True))
 
 
 def _encoder(found: Performance) -> tuple[Part, dict[str, str]]:
     """What a mean call's images take, nothing where it has none; and what dominates it."""
     encode = found.pools.encode
     if encode is None:
-        return Part(ENCODE, 0.0, 0.0, 0.0), {}
+        return Part(ENCODE, 0.0, 0.0, 0.0, (0.0, 0.0)), {}
     terms = encode.terms
-    collective_s, launch_s = _number(terms.collective_s), _number(terms.overhead_s)
-    computed_s = _number(terms.total_s) - collective_s
+    computed_s, collective_s = held = _two(terms)
+    launch_s = _number(terms.overhead_s)
     word = "launches" if launch_s > 0.5 * computed_s else "compute"  # its weights are read for hundreds of patches
-    return Part(ENCODE, computed_s, collective_s, 0.0), {ENCODE: word}
+    return Part(ENCODE, computed_s, collective_s, 0.0, held), {ENCODE: word}
 
 
 class _Fed(NamedTuple):
@@ -274,9 +285,9 @@ def _held(parts: list[Part], here: list[bool]) -> tuple[Rows, Rows]:
     found: list[Rows] = []
     for phase in (slice(0, 3), slice(3, 5)):
         mine = [part for part, inside in zip(parts[phase], here[phase], strict=True) if inside]
-        rows = {part.stage: part.computed_s for part in mine} | {COLLECTIVES: sum(part.collective_s for part in mine)}
+        rows = {part.stage: part.held[0] for part in mine} | {COLLECTIVES: sum(part.held[1] for part in mine)}
         whole = sum(rows.values())
-        if mine and not whole:  # all of it hides behind the other side, or nothing is encoded
+        if mine and not whole:  # nothing is encoded
             rows, whole = {part.stage: 1.0 for part in mine}, float(len(mine))
         found.append({name: value / whole for name, value in rows.items()} if mine else {})
     return found[0], found[1]
