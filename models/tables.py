@@ -150,8 +150,21 @@ class Catalog:
     placements: Placements | None = None  # of what could stand on either side of an attention/FFN split
 
 
+ROWS = 8  # tables have a multiple of so many, so that studies of other lengths run what one has compiled
+
+
 def _floats(values: Sequence[float]) -> Array:
     return jnp.asarray(np.asarray(values, np.float64), jnp.float32)
+
+
+def _filled(rows: Any) -> Any:
+    """A table with its last row again and again, up to a multiple of `ROWS`; no candidate refers to those."""
+
+    def fill(column: Array) -> Array:
+        more = -len(column) % ROWS
+        return jnp.asarray(np.pad(column, [(0, more)] + [(0, 0)] * (column.ndim - 1), mode="edge"))
+
+    return jax.tree.map(fill, rows)
 
 
 def arithmetic_rates(accelerator: Accelerator) -> dict[str, float]:
@@ -244,30 +257,31 @@ def catalog(
     encoder_weights: Sequence[str] = (),
     placements: Placements | None = None,
 ) -> Catalog:
-    """The tables of a study, rows in the order given (candidates refer to rows by number)."""
+    """The tables of a study, rows in the order given (candidates refer to rows by number), and more behind them."""
     electricity = [0.0] * len(accelerators) if electricity_usd_per_hour is None else electricity_usd_per_hour
     rows = [_hardware_row(*row) for row in zip(accelerators, usd_per_hour, available, electricity, strict=True)]
     kv_rows = table("precisions")["kv"]
     columns = {name: _floats([row[name] for row in rows]) for name in rows[0]}
-    hardware = Hardware(**columns, kernels=_kernel_columns(accelerators))
+    hardware = _filled(Hardware(**columns, kernels=_kernel_columns(accelerators)))
+    wires = Links(
+        _floats([link.bytes_per_s * link.efficiency for link in links]),
+        _floats([link.latency_s for link in links]),
+        _floats([float(link.kind == "scale-out") for link in links]),
+    )
     return Catalog(
         hardware=hardware,
-        links=Links(
-            _floats([link.bytes_per_s * link.efficiency for link in links]),
-            _floats([link.latency_s for link in links]),
-            _floats([float(link.kind == "scale-out") for link in links]),
-        ),
-        weight_schemes=_weight_schemes(weights),
-        kv_bytes_per_element=_floats([kv_rows[pick("kv", name, kv_rows)] for name in kv]),
+        links=_filled(wires),
+        weight_schemes=_filled(_weight_schemes(weights)),
+        kv_bytes_per_element=_filled(_floats([kv_rows[pick("kv", name, kv_rows)] for name in kv])),
         llm=jax.tree.map(lambda leaf: jnp.float32(min(float(leaf), 1e12)), llm),
         engine=engine,
         economy=economy,
         local=local,
-        tiers=tier_rows(kv_tiers),
-        speculations=speculations(speculation),
-        transfers=transfers(kv_transfer),
-        encoders=_encoders(encoder_weights, hardware),
-        placements=placements,
+        tiers=_filled(tier_rows(kv_tiers)),
+        speculations=_filled(speculations(speculation)),
+        transfers=_filled(transfers(kv_transfer)),
+        encoders=_filled(_encoders(encoder_weights, hardware)),
+        placements=_filled(placements),
     )
 
 
