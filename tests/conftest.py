@@ -18,10 +18,11 @@ import pytest
 from hypothesis import settings
 
 from breakeven.models.deployment import Deployment
-from breakeven.models.serving import evaluate
+from breakeven.models.serving import Outcome, evaluate
 from breakeven.models.tables import Resolved, resolve
 from breakeven.optimizer import evaluator
 from breakeven.optimizer.evaluator import SMALL
+from breakeven.studies.run import remember_compiled
 from breakeven.studies.schema import set_path
 from breakeven.studies.study import Study
 
@@ -53,12 +54,20 @@ BASE: dict[str, Any] = {
 MakeStudy = Callable[..., Study]
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MAPS = Path("/proc/self/maps")
-MOST_MAPS = 20_000  # of the 65,530 that Linux lets a process have; compiled code takes them until XLA crashes
+MOST_MAPS = 8_000  # of the 65,530 that Linux lets a process have; compiled code takes them until XLA crashes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All test processes, and what they start, share compiled functions in a folder of this run."""
+    folder = tmp_path_factory.getbasetemp()
+    os.environ["XDG_CACHE_HOME"] = str((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache")
+    remember_compiled()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _room_for_compiled_code() -> Iterator[None]:
-    """Forgets compiled functions between modules when they hold too many memory mappings."""
+    """Forgets compiled functions between modules when they hold too many memory mappings; the folder has them."""
     yield
     if MAPS.exists() and MAPS.read_text().count("\n") > MOST_MAPS:
         jax.clear_caches()
@@ -94,12 +103,26 @@ def one(make_study: MakeStudy) -> Callable[..., tuple[Resolved, Study]]:
     return build
 
 
-@pytest.fixture(scope="module")
-def small_blocks() -> Iterator[None]:
+@pytest.fixture(scope="session", autouse=True)
+def _small_blocks() -> Iterator[None]:
     """Evaluators of large spaces use the batch that is compiled already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluator, "BLOCK", evaluator.SMALL)
         yield
+
+
+@pytest.fixture(scope="session")
+def outcome_of() -> Callable[..., Outcome]:
+    """The outcome of up to `SMALL` candidates of a study, by default all; other arguments stand for the study's."""
+
+    def find(study: Study, ids: np.ndarray | None = None, workload: Any = None, catalog: Any = None) -> Outcome:
+        ids = np.arange(study.space.size) if ids is None else ids
+        assert len(ids) <= SMALL
+        deployment = study.space.deployment(np.pad(ids, (0, SMALL - len(ids)), mode="edge"))
+        given = workload or study.workload, study.slo, catalog or study.catalog
+        return jax.tree.map(lambda leaf: leaf[: len(ids)], evaluate(deployment, *given))
+
+    return find
 
 
 def draw(study: Study, n: int, seed: int) -> np.ndarray:

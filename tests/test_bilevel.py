@@ -26,7 +26,6 @@ from breakeven.spaces.structures import NUMBERS, Structures
 
 COST = "cost_per_hour_usd"
 OBJECTIVES = (COST, "slo_attainment")
-pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def silent(done: int, total: int) -> None:

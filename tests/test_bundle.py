@@ -19,7 +19,6 @@ from breakeven.models.tables import resolve
 from breakeven.models.topology import STAGES, all_partitions, partition
 from breakeven.optimizer.evaluator import SMALL
 
-pytestmark = pytest.mark.usefixtures("small_blocks")
 DENSE = LLM.from_architecture(llms()["llama-3.1-70b"])
 EXACT = 2e-4  # of a metric: the iteration's rounding in 32 bit
 

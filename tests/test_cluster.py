@@ -11,7 +11,9 @@ from breakeven.optimizer.search import Found
 distributed = pytest.importorskip("distributed", reason="Dask is not installed")
 
 OBJECTIVES = ("cost_per_hour_usd", "slo_attainment")
-pytestmark = [pytest.mark.usefixtures("small_blocks"), pytest.mark.filterwarnings("ignore")]
+# A worker pauses at 80 % of its memory limit, and here it is the test process, whatever that holds.
+LOCAL = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": None, "memory_limit": None}
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def silent(done: int, total: int) -> None:
@@ -28,7 +30,7 @@ def test_a_cluster_finds_what_one_process_finds(make_study):
     )
     task = Task(small.evaluator(), OBJECTIVES, OBJECTIVES[0])
     alone = exhaustive(task, Found(OBJECTIVES), silent)
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as local:
+    with distributed.LocalCluster(**LOCAL) as local:
         shared = exhaustive(task, Found(OBJECTIVES), silent, pool=Cluster(local.scheduler_address))
     assert shared.state() == alone.state()
     assert np.array_equal(shared.rows()["candidate"], alone.rows()["candidate"])

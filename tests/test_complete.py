@@ -9,7 +9,6 @@ from breakeven.optimizer.search import Found
 
 COST = "cost_per_hour_usd"
 OBJECTIVES = (COST, "slo_attainment")
-pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from breakeven.optimizer.verify import Verdict
 from breakeven.studies.run import finish
 
 OBJECTIVES = ("cost_per_hour_usd", "slo_attainment")
-pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 class Killed(BaseException):

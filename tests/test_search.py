@@ -13,7 +13,6 @@ from breakeven.optimizer.optuna_search import Encoding, optuna_search
 from breakeven.optimizer.search import Found
 
 COST = "cost_per_hour_usd"
-pytestmark = pytest.mark.usefixtures("small_blocks")
 OBJECTIVES = (COST, "slo_attainment")
 
 

@@ -10,7 +10,6 @@ import pytest
 from breakeven.models.attainment import percentile, tpot_cdf, ttft_cdf
 from breakeven.models.bundle import Bundle, decode_step, prefill_call
 from breakeven.models.performance import performance
-from breakeven.models.serving import evaluate
 from breakeven.models.simulation import Bounds, Load, Window, machines, plan, traffic
 from breakeven.models.simulation.step_times import apart_decode_s, apart_prefill_s, decode_s, mixed_s
 from breakeven.models.tables import resolve
@@ -184,10 +183,10 @@ def test_a_closed_population_keeps_its_sessions_and_its_rate() -> None:
     assert np.isfinite(begun).sum() > 200  # some ended, and others took their place
 
 
-def test_a_candidate_that_fails_in_simulation_is_passed_over() -> None:
+def test_a_candidate_that_fails_in_simulation_is_passed_over(outcome_of) -> None:
     """The walk ends at the first of a list that holds there; with no time left, at the first that was not tried."""
     made = study(0.1, {"ttft_s": 2.0, "tpot_s": 0.0167, "target": 0.9}, topologies="chunked", replicas=[4, 5, 7, 9, 12])
-    columns = evaluate(made.space.deployment(np.arange(5)), made.workload, made.slo, made.catalog)
+    columns = outcome_of(made)
     assert (np.diff(np.asarray(columns.slo_attainment, np.float64)) > 0.0).all()
     verification = Verification(made.simulator(), made.slo)
     told: list[tuple[int, int]] = []

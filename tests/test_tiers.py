@@ -10,7 +10,6 @@ from breakeven.models.inputs import InputError
 from breakeven.models.llm import LLM
 from breakeven.models.memory import kv_bytes_per_token
 from breakeven.models.reload import continued_share, reload
-from breakeven.models.serving import evaluate
 from breakeven.models.sessions import session_spec
 from breakeven.models.tables import resolve
 from breakeven.models.tiers import stack
@@ -45,10 +44,10 @@ def tiered(make_study):
 
 
 @pytest.fixture(scope="module")
-def rows(tiered):
+def rows(tiered, outcome_of):
     """Candidates as a frame, and their outcomes."""
     ids = np.arange(tiered.space.size)
-    found = evaluate(tiered.space.deployment(ids), tiered.workload, tiered.slo, tiered.catalog)
+    found = outcome_of(tiered)
     frame = tiered.space.frame(ids)
     for name in ("cost_per_hour_usd", "cache_hit", "cache_reload", "ttft_mean_s", "utilization_prefill", "feasible"):
         frame[name] = np.asarray(getattr(found, name), float)
@@ -129,24 +128,22 @@ def test_what_the_instance_includes_costs_nothing(rows):
     np.testing.assert_allclose(of(rows, "host-dram").cost_per_hour_usd, of(rows, "none").cost_per_hour_usd)
 
 
-def test_a_tier_is_paid_on_every_accelerator_that_prefills(make_study):
+def test_a_tier_is_paid_on_every_accelerator_that_prefills(make_study, outcome_of):
     paid = {"like": "host-dram", "name": "paid", "capacity_gb": 730, "usd_per_gb_month": 0.1}
     study = make_study(**SHORT | {"kv_tiers": ["none", paid], "replicas": 2})
-    ids = np.arange(study.space.size)
-    cost = evaluate(study.space.deployment(ids), study.workload, study.slo, study.catalog).cost_per_hour_usd
-    frame = study.space.frame(ids)
+    cost = outcome_of(study).cost_per_hour_usd
+    frame = study.space.frame(np.arange(study.space.size))
     difference = np.asarray(cost)[frame.kv_tiers == "paid"] - np.asarray(cost)[frame.kv_tiers == "none"]
     np.testing.assert_allclose(difference, 16 * 0.1, rtol=1e-3)  # 2 engines of 8, of pd too
 
 
-def test_a_shared_tier_finds_what_another_replica_left(make_study):
+def test_a_shared_tier_finds_what_another_replica_left(make_study, outcome_of):
     """Under balanced routing a session seldom comes back to its replica; a pool-wide tier holds it all the same."""
     wide = {"name": "pool", "tiers": [{"like": "remote", "name": "wide", "read_gbs": 50, "usd_per_gb_month": 0}]}
     choices = SHORT | {"kv_tiers": ["none", "host-dram", wide], "replicas": 4, "routing": "balanced"}
     study = make_study(**choices)
-    ids = np.arange(study.space.size)
-    found = evaluate(study.space.deployment(ids), study.workload, study.slo, study.catalog)
-    frame = study.space.frame(ids)
+    found = outcome_of(study)
+    frame = study.space.frame(np.arange(study.space.size))
     hit = {name: np.asarray(found.cache_hit)[frame.kv_tiers == name] for name in ("none", "host-dram", "pool")}
     assert np.all(hit["none"] < 0.26) and np.all(hit["host-dram"] < 0.26)
     assert np.all(hit["pool"] > 0.9)
@@ -189,7 +186,7 @@ def test_simulation_finds_prefixes_where_the_model_does(make_study, stacks, rout
             assert ttft == pytest.approx(ready["ttft_mean_s"], rel=0.15)
 
 
-def test_the_measured_cliff_of_kimi_k2_5(make_study):
+def test_the_measured_cliff_of_kimi_k2_5(make_study, outcome_of):
     """Replays of Claude Code sessions on 4 MI355X (InferenceMAX_Rocm_Team @5988286, 2026-06-03, vLLM 0.21): without
     offload the hit ratio is 0.95 and 0.92 at 16 and 32 sessions, 0.05 at 40; with DRAM behind HBM the output rate at
     40 is that at 32 within 10 %. Output of 800 tokens and gaps of 18 s are theirs, by Little's law from their rates."""
@@ -218,19 +215,18 @@ def test_the_measured_cliff_of_kimi_k2_5(make_study):
     hit, rate = {}, {}
     for sessions in (16, 32, 40):
         load = dataclasses.replace(study.workload, concurrent_sessions=np.float32(sessions))
-        found = evaluate(study.space.deployment(np.arange(2)), load, study.slo, study.catalog)
+        found = outcome_of(study, workload=load)
         hit[sessions], rate[sessions] = np.asarray(found.cache_hit), np.asarray(found.tokens_per_second)
     assert min(hit[16][0], hit[32][0]) > 0.9 and hit[40][0] < 0.1
     assert hit[40][1] > 0.9 and rate[40][1] == pytest.approx(rate[32][1], rel=0.1)
 
 
-def test_reading_ahead_hides_a_read_behind_the_tool(make_study):
+def test_reading_ahead_hides_a_read_behind_the_tool(make_study, outcome_of):
     """No lead changes nothing, a longer one never delays, an endless one leaves no wait; reads stay as many."""
     ahead = [{"like": "nvme", "name": f"lead{lead}", "prefetch_s": lead} for lead in (0, 0.2, 1, 1000)]
     study = make_study("load.sessions_per_second=0.06", **SHORT | {"kv_tiers": ["nvme", *ahead], "replicas": 2})
-    ids = np.arange(study.space.size)
-    found = evaluate(study.space.deployment(ids), study.workload, study.slo, study.catalog)
-    frame = study.space.frame(ids)
+    found = outcome_of(study)
+    frame = study.space.frame(np.arange(study.space.size))
     ttft, read = (
         [np.asarray(column)[frame.kv_tiers == name] for name in ("nvme", "lead0", "lead0.2", "lead1", "lead1000")]
         for column in (found.ttft_mean_s, found.cache_reload)

@@ -12,7 +12,6 @@ from breakeven.studies.run import run
 from breakeven.studies.study import Study
 from breakeven.studies.task import task_of
 
-pytestmark = pytest.mark.usefixtures("small_blocks")
 FACTORS = {"load": Factor(0.3), "prices": Factor(None, 0.8, 1.5), "efficiency": Factor(0.1), "tool_time": Factor(0.5)}
 
 
