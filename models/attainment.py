@@ -254,6 +254,7 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
     width = _node_width(latency.prefill_s, latency.prefill_spread_s)
     first_s = latency.prefill_s + latency.brief.average_s[..., None]
     parts = latency.token.parts()
+    outputs = jax.tree.map(jnp.asarray, (latency.steps, latency.output_weight, latency.brief_output))
 
     def served(room_s: Array) -> Array:
         share, room = _served(room_s[..., None] - first_s, width)
@@ -261,7 +262,8 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
         return jnp.sum(latency.prefill_weight * share * (1.0 - late), -1)
 
     def body(j: Array, total: Array) -> Array:
-        steps, soon = latency.steps[j], latency.brief_output[j] > 0.5
+        steps, weight, brief = (leaf[j] for leaf in outputs)
+        soon = brief > 0.5
         shown_s = jnp.where(soon, latency.brief_chunk.shown_s, latency.chunk.shown_s)
         for part in parts:
             share, base, *gamma = (leaf[..., j] for leaf in jax.tree.leaves(part))
@@ -269,21 +271,25 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
             for third in (1.0 / 6.0, 0.5, 5.0 / 6.0):
                 z = ndtri(jnp.clip(below * third, 1e-6, 1.0 - 1e-6))
                 room_s = jnp.minimum(ttft_s - shown_s, call_s - steps * (base + gamma_quantile(z, *gamma)))
-                total = total + latency.output_weight[j] * share / 3.0 * below * served(room_s)
+                total = total + weight * share / 3.0 * below * served(room_s)
         return total
 
     return lax.fori_loop(0, latency.steps.shape[0], body, jnp.zeros_like(latency.call_mean_s))
 
 
 def session_cdf(latency: Latency, x_s: Array) -> Array:
-    """P(session time <= x): given its K calls and K - 1 gaps, lognormal by its first two moments."""
+    """P(session time <= x): given its K calls and K - 1 gaps, lognormal by its first two moments; one call is a call."""
     calls = latency.session_calls
+    far, single = jnp.full_like(latency.call_mean_s, 1e9), calls < 1.0 + 1e-6
+    call_s = jnp.broadcast_to(x_s, far.shape)
+    alone = lax.cond(jnp.any(single), lambda: call_cdf(latency, far, far, call_s), lambda: jnp.zeros_like(far))
     mean = calls * latency.call_mean_s[..., None] + (calls - 1.0) * latency.gap_mean_s[..., None]
     variance = calls * latency.call_variance[..., None] + (calls - 1.0) * latency.gap_variance[..., None]
     log_variance = jnp.maximum(jnp.log1p(variance / (mean * mean + TINY)), SMOOTH**2)
     centre = jnp.log(mean) - 0.5 * log_variance
     z = (jnp.log(jnp.maximum(x_s, TINY))[..., None] - centre) / jnp.sqrt(log_variance)
-    return jnp.sum(latency.session_weight * normal_cdf(z), -1)
+    within = jnp.where(single, alone[..., None], normal_cdf(z))
+    return jnp.sum(latency.session_weight * within, -1)
 
 
 def attain(latency: Latency, slo: Slo) -> Attainment:

@@ -7,7 +7,7 @@ from jax import Array
 
 from breakeven.models.numerics import TINY, gamma_cdf, gamma_survival, power, wait_probability
 
-LEAST_CALLS = 1.25  # exponent of the probability of waiting where calls go to the engine with the fewest (simulated)
+LEAST_CALLS = 0.17  # where calls go to the engine with the fewest, they wait less often than in one queue (simulated)
 
 
 class Wait(NamedTuple):
@@ -67,11 +67,12 @@ def queue_wait(rate: Array, service: Moments, servers: Array, arrival_cv2: Array
     .. math:: E[W] = \frac{\lambda E[S^2]}{2(1-\rho)}, \quad E[W^2] = 2E[W]^2 + \frac{\lambda E[S^3]}{3(1-\rho)}.
 
     A pool that sends calls to the server with the fewest of them waits with the probability C of M/M/c (Sakasegawa),
-    to the power 1.25, and longer than one queue for all would: calls are sent behind a huge prompt, too. With R servers
+    to the power R^0.17, and longer than one queue for all would: calls are sent behind a huge prompt, too. With R
+    servers
 
-    .. math:: E[W | W > 0] = \frac{E[S^2]}{2E[S]} \left(\frac{1}{R(1-\rho)} + (1 - 1/R)(1 - 0.6\rho)\right).
+    .. math:: E[W | W > 0] = \frac{E[S^2]}{2E[S]} \left(\frac{1}{R(1-\rho)} + (1 - 1/R)(1 - R^{-0.6} \rho)\right).
 
-    The exponent and 0.6 were read off simulations. Arrivals burstier than Poisson stretch the wait by
+    Both exponents were read off simulations of 2 to 8 servers, 30 to 85 % busy. Arrivals burstier than Poisson stretch the wait by
     (c_a^2 + c_s^2) / (1 + c_s^2) (Allen and Cunneen).
     """
     rho = jnp.clip(rate * service.first, 1e-6, 0.995)
@@ -80,13 +81,44 @@ def queue_wait(rate: Array, service: Moments, servers: Array, arrival_cv2: Array
     arrivals, one = rate * servers, 1.0 / servers
     mean = arrivals * pooled.second / (2.0 * idle)
     second = 2.0 * mean**2 + arrivals * pooled.third / (3.0 * idle)
-    service_cv2 = jnp.maximum(service.second / (service.first**2 + TINY) - 1.0, 0.0)
     residual = 0.5 * service.second / (service.first + TINY)
-    stuck = residual * (one / idle + (1.0 - one) * (1.0 - 0.6 * rho))
-    given_wait = stuck * (arrival_cv2 + service_cv2) / (1.0 + service_cv2)
+    stuck = residual * (one / idle + (1.0 - one) * (1.0 - power(servers, -0.6) * rho))
+    given_wait = stuck * burstier(service, arrival_cv2)
     cv2 = jnp.maximum(second * rho / (mean**2 + TINY) - 1.0, jnp.where(servers > 1.0, 0.3, 0.05))
-    probability = wait_probability(servers, rho)
-    return Wait(jnp.where(servers > 1.0, probability**LEAST_CALLS, probability), given_wait, cv2)
+    return Wait(power(wait_probability(servers, rho), power(servers, LEAST_CALLS)), given_wait, cv2)
+
+
+def burstier(service: Moments, arrival_cv2: Array) -> Array:
+    """What arrivals of this squared CV make of a mean wait behind Poisson ones (Allen and Cunneen)."""
+    service_cv2 = jnp.maximum(service.second / (service.first**2 + TINY) - 1.0, 0.0)
+    return (arrival_cv2 + service_cv2) / (1.0 + service_cv2)
+
+
+def counted_wait(rate: Array, seconds: Array, weight: Array, servers: Array, calls: Array, joined: Array) -> Wait:
+    r"""Wait for prefill on one of several engines that are sent a call by how few they have, where most of an engine's
+    `calls` are not in its queue for prefill: they decode, or their images are encoded. Shapes (n,), of prompts (n, nodes).
+
+    Calls come to an engine that has some at `joined` times their mean `rate`. During a prompt of S seconds about
+
+    .. math:: h (1 - e^{-x/h}), \quad x = \text{joined} \cdot \lambda S, \quad h = (1 + 0.1\, \text{calls}) R / (R - 1)
+
+    come: while a long one lasts the engine falls behind the others, which get the rest. Summed over prompts that is the
+    share of calls that wait, the first of them for most of the prompt. Another call may be waiting, too:
+
+    .. math:: E[W | W > 0] = r \left(\frac{1}{R(1-\rho)} + (1 - 1/R)(1 - 0.4 \rho)\right).
+
+    0.1 and 0.4 were read off simulations of 17 deployments below half load: P(wait) within 8 %, its mean within 10 %.
+    """
+    one = 1.0 / servers
+    most = ((1.0 + 0.1 * calls) / jnp.maximum(1.0 - one, 0.1))[:, None]
+    come = (joined * rate)[:, None] * seconds / most
+    some = -jnp.expm1(-come)
+    left = jnp.where(come < 0.01, 0.5 * come, 1.0 - some / jnp.maximum(come, 0.01))  # r - (1 - e^-r) of small r is lost
+    probability = jnp.sum(weight * most * some, -1)
+    left_s = jnp.sum(weight * most * seconds * left, -1) / jnp.maximum(probability, 1e-9)
+    rho = jnp.clip(rate * jnp.sum(weight * seconds, -1), 1e-6, 0.995)
+    given = left_s * (one / (1.0 - rho) + (1.0 - one) * (1.0 - 0.4 * rho))
+    return Wait(jnp.clip(probability, 1e-9, 1.0), given, jnp.ones_like(given))
 
 
 def pipeline_probability(engines: Array, utilization: Array, stages: Array) -> Array:
@@ -98,7 +130,7 @@ def pipeline_probability(engines: Array, utilization: Array, stages: Array) -> A
     """
     rho = jnp.clip(utilization, 1e-6, 0.995)
     some = 1.0 - power(1.0 - rho, stages)
-    every = power(wait_probability(engines, some), jnp.where(engines > 1.0, LEAST_CALLS, 1.0))
+    every = power(wait_probability(engines, some), power(engines, LEAST_CALLS))
     return rho / some * every
 
 

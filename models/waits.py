@@ -17,12 +17,22 @@ from breakeven.models.operating_point import (
     State,
     decode_step_at,
     decode_utilization,
+    joined_share,
     most_sequences,
     operating_point,
     prefill_servers,
     prefix_found,
 )
-from breakeven.models.queueing import Wait, add_waits, followed, pipeline_probability, queue_wait, uniform_wait
+from breakeven.models.queueing import (
+    Wait,
+    add_waits,
+    burstier,
+    counted_wait,
+    followed,
+    pipeline_probability,
+    queue_wait,
+    uniform_wait,
+)
 from breakeven.models.reload import continued_share
 from breakeven.models.workload import Workload
 
@@ -103,11 +113,30 @@ def _prefill(point: OperatingPoint, pools: Pools, workload: Workload, seen: Arra
     latency_s = pools.prefill_latency_s + point.state.miss * (pools.missed_latency_s - pools.prefill_latency_s)
     stages = jnp.clip(latency_s * point.stretch / point.service.first, 1.0, depth)
     probability = pipeline_probability(pools.prefill_replicas, point.prefill_utilization * seen, stages)
-    counted = (pools.prefill_balanced > 0.5) & (pools.shared <= 0.0) & (depth > 1.0)
-    queue = queue._replace(probability=jnp.where(counted, probability, queue.probability))
+    balanced = (pools.prefill_balanced > 0.5) & (pools.prefill_replicas > 1.0)
+    staged = balanced & (pools.shared <= 0.0) & (depth > 1.0)
+    queue = queue._replace(probability=jnp.where(staged, probability, queue.probability))
+    elsewhere, counted = _counted(point, pools, seen)
+    counted = counted._replace(mean_s=counted.mean_s * burstier(point.service, 1.0 + burst), cv2=queue.cv2)
+    among = balanced & (elsewhere > 0.0) & (depth <= 1.0)
+    queue = Wait(*(jnp.where(among, a, b) for a, b in zip(counted, queue, strict=True)))
     cv2 = queue.cv2 + point.burst.even * (1.0 / 3.0 - queue.cv2)
     alone = queue._replace(mean_s=queue.mean_s * point.burst.shorter, cv2=cv2)
     return followed(alone, point.burst.together.waited)
+
+
+def _counted(point: OperatingPoint, pools: Pools, seen: Array) -> tuple[Array, Wait]:
+    """(calls of an engine that are not there for prefill, the wait where a call's engine is chosen by all of them)."""
+    elsewhere = jnp.where(pools.shared > 0.0, point.state.batch, 0.0)
+    if pools.encode is not None:
+        found_s, lost_s = pools.encode.found_mean_s, pools.encode.lost_mean_s
+        elsewhere = elsewhere + point.prefill_rate * (found_s + point.state.miss * (lost_s - found_s))
+    weight = pools.node_weight(point.state.miss)
+    seconds = pools.alone_s * (point.service.first / jnp.sum(weight * pools.alone_s, -1))[:, None]
+    calls = elsewhere + point.prefill_rate * point.service.first
+    joined = joined_share(calls, pools.prefill_replicas, jnp.ones_like(calls))
+    rate = point.prefill_rate * seen
+    return elsewhere, counted_wait(rate, seconds, weight, pools.prefill_replicas, calls, joined)
 
 
 def _admission(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM) -> Wait:
