@@ -206,10 +206,10 @@ caches, not step times; those of split deployments and of wide expert parallelis
 
 # What each section says beside its figures.
 AGENTS = """\
-H100, H200 and B200 to choose from per pool, FP8, InfiniBand NDR between pools, 95 % of the calls in time. DeepSeek's latent
-cache does not shard: in a shared pool, tensor-parallel engines hold it once per accelerator and run out of room for
-prefixes, and data-parallel ones wait on every rank while one prefills; a split can have each where it suits. With host DRAM
-behind HBM (`--set space.kv_tiers=[none,host-dram]`) its deep research needs half the shared pool, and the ratio is 0.50."""
+H100, H200 and B200 to choose from per pool, FP8, InfiniBand NDR between pools, 95 % of the calls in time. DeepSeek's
+latent cache does not shard: in a shared pool, tensor-parallel engines hold it once per accelerator and run out of room
+for prefixes, and data-parallel ones wait on every rank while one prefills; a split can have each where it suits. With
+host DRAM behind HBM (`--set space.kv_tiers=[none,host-dram]`) its deep research needs half the shared pool."""
 FIVE_TOKENS = """\
 Each call prefills 55 tokens and decodes five; 8,000 to 10,000 tokens of context, over a gigabyte of KV cache, cross the
 link each time. On one H100 the 55 tokens are 0.9 ms of arithmetic (55 × 16 GFLOP at 989 TFLOP/s) beside 5 ms of reading

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.scipy.special import ndtri
 
 from breakeven.models.numerics import TINY, gamma_cdf, gamma_quantile, normal_cdf, power, ramp
-from breakeven.models.queueing import Wait, add_waits
+from breakeven.models.queueing import Wait, add_waits, either_wait, followed, mixed_waits
 from breakeven.models.stress import Losses
 
 SMOOTH = 0.02  # bounds are smoothed by this share of the service time, so that attainment has a gradient
@@ -222,13 +222,18 @@ def ttft_cdf(latency: Latency, x_s: Array) -> Array:
 def _ttft_cdf(latency: Latency, chunk: FirstChunk, x_s: Array) -> Array:
     """P(TTFT <= x) of the outputs whose first chunk takes so long."""
     slack = jnp.asarray(x_s - chunk.shown_s)[..., None] - latency.prefill_s
-    waits = add_waits(latency.wait, chunk.stall)
-    wait, brief = jax.tree.map(lambda leaf: leaf[..., None], (waits, latency.brief))
+    # Where nearly all calls are stalled, by little, that is a part of the brief wait; else it is one behind prompts.
+    often, free = power(chunk.stall.probability, 4.0), 1.0 - latency.wait.probability
+    alone = mixed_waits(latency.brief, add_waits(latency.brief, chunk.stall), often)
+    stalled = chunk.stall._replace(probability=(1.0 - often) * chunk.stall.probability)
+    late = either_wait(followed(latency.wait, chunk.stall), stalled._replace(probability=free * stalled.probability))
+    alone = alone._replace(probability=free * (1.0 - stalled.probability) * alone.probability)
+    long, alone, brief = jax.tree.map(lambda leaf: leaf[..., None], (late, alone, latency.brief))
     spread = jnp.sqrt(latency.prefill_spread_s**2 + chunk.variance[..., None])
     served, room_s = _served(slack, _node_width(latency.prefill_s, spread))
     # Behind whole prompts the brief wait is a part of the long one's end; without a long one it stands alone.
-    alone = (1.0 - wait.probability) * brief.survival(room_s)
-    on_time = 1.0 - wait.survival(jnp.maximum(room_s - brief.average_s, 0.0)) - alone
+    later_s = jnp.maximum(room_s - brief.average_s, 0.0)
+    on_time = 1.0 - long.survival(later_s) - alone.survival(room_s)
     return jnp.sum(latency.prefill_weight * served * on_time, -1)
 
 
@@ -247,7 +252,7 @@ def _token_cdf(latency: Latency, y_s: Array) -> Array:
 def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> Array:
     """P(TTFT <= ttft, TPOT <= tpot, call time <= call), (n,); a bound of 1e9 binds nothing.
 
-    Sums over prefill nodes, output nodes, and three equally likely values of the TPOT below its bound, without and
+    Sums over prefill nodes, output nodes, and two equally likely values of the TPOT below its bound, without and
     with a stall; the wait has the tail of one or two exponentials here (Wait.exponentials).
     """
     wait = jax.tree.map(lambda leaf: leaf[..., None], latency.wait)
@@ -268,17 +273,17 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
         for part in parts:
             share, base, *gamma = (leaf[..., j] for leaf in jax.tree.leaves(part))
             below = jnp.where(steps > 0.5, gamma_cdf(tpot_s - base, *gamma), 1.0)
-            for third in (1.0 / 6.0, 0.5, 5.0 / 6.0):
-                z = ndtri(jnp.clip(below * third, 1e-6, 1.0 - 1e-6))
+            for half in (0.2113, 0.7887):  # Gauss-Legendre
+                z = ndtri(jnp.clip(below * half, 1e-6, 1.0 - 1e-6))
                 room_s = jnp.minimum(ttft_s - shown_s, call_s - steps * (base + gamma_quantile(z, *gamma)))
-                total = total + weight * share / 3.0 * below * served(room_s)
+                total = total + weight * share / 2.0 * below * served(room_s)
         return total
 
     return lax.fori_loop(0, latency.steps.shape[0], body, jnp.zeros_like(latency.call_mean_s))
 
 
 def session_cdf(latency: Latency, x_s: Array) -> Array:
-    """P(session time <= x): given its K calls and K - 1 gaps, lognormal by its first two moments; one call is a call."""
+    """P(session time <= x): given its K calls and K - 1 gaps, lognormal by its first two moments; one call is exact."""
     calls = latency.session_calls
     far, single = jnp.full_like(latency.call_mean_s, 1e9), calls < 1.0 + 1e-6
     call_s = jnp.broadcast_to(x_s, far.shape)

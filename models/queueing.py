@@ -8,6 +8,7 @@ from jax import Array
 from breakeven.models.numerics import TINY, gamma_cdf, gamma_survival, power, wait_probability
 
 LEAST_CALLS = 0.17  # where calls go to the engine with the fewest, they wait less often than in one queue (simulated)
+STAGED_CALLS = 1.25  # the same, as an exponent, of engines in stages
 
 
 class Wait(NamedTuple):
@@ -72,8 +73,8 @@ def queue_wait(rate: Array, service: Moments, servers: Array, arrival_cv2: Array
 
     .. math:: E[W | W > 0] = \frac{E[S^2]}{2E[S]} \left(\frac{1}{R(1-\rho)} + (1 - 1/R)(1 - R^{-0.6} \rho)\right).
 
-    Both exponents were read off simulations of 2 to 8 servers, 30 to 85 % busy. Arrivals burstier than Poisson stretch the wait by
-    (c_a^2 + c_s^2) / (1 + c_s^2) (Allen and Cunneen).
+    Both exponents were read off simulations of 2 to 8 servers, 30 to 85 % busy. Arrivals burstier than Poisson stretch
+    the wait (`burstier`).
     """
     rho = jnp.clip(rate * service.first, 1e-6, 0.995)
     idle = 1.0 - rho
@@ -89,14 +90,15 @@ def queue_wait(rate: Array, service: Moments, servers: Array, arrival_cv2: Array
 
 
 def burstier(service: Moments, arrival_cv2: Array) -> Array:
-    """What arrivals of this squared CV make of a mean wait behind Poisson ones (Allen and Cunneen)."""
+    """Mean wait of arrivals of this squared CV over that of Poisson ones, (c_a^2 + c_s^2) / (1 + c_s^2) (Allen and
+    Cunneen)."""
     service_cv2 = jnp.maximum(service.second / (service.first**2 + TINY) - 1.0, 0.0)
     return (arrival_cv2 + service_cv2) / (1.0 + service_cv2)
 
 
 def counted_wait(rate: Array, seconds: Array, weight: Array, servers: Array, calls: Array, joined: Array) -> Wait:
     r"""Wait for prefill on one of several engines that are sent a call by how few they have, where most of an engine's
-    `calls` are not in its queue for prefill: they decode, or their images are encoded. Shapes (n,), of prompts (n, nodes).
+    `calls` are not in its queue for prefill: they decode, or their images are encoded. Shapes (n,), of prompts (n, P).
 
     Calls come to an engine that has some at `joined` times their mean `rate`. During a prompt of S seconds about
 
@@ -107,13 +109,14 @@ def counted_wait(rate: Array, seconds: Array, weight: Array, servers: Array, cal
 
     .. math:: E[W | W > 0] = r \left(\frac{1}{R(1-\rho)} + (1 - 1/R)(1 - 0.4 \rho)\right).
 
-    0.1 and 0.4 were read off simulations of 17 deployments below half load: P(wait) within 8 %, its mean within 10 %.
+    0.1 and 0.4 were read off simulations of 17 deployments below half load: off by 8 and 10 % (root mean square).
     """
     one = 1.0 / servers
     most = ((1.0 + 0.1 * calls) / jnp.maximum(1.0 - one, 0.1))[:, None]
     come = (joined * rate)[:, None] * seconds / most
     some = -jnp.expm1(-come)
-    left = jnp.where(come < 0.01, 0.5 * come, 1.0 - some / jnp.maximum(come, 0.01))  # r - (1 - e^-r) of small r is lost
+    # Of a prompt, what is left when a call comes; for a short one the difference is lost in 32 bit.
+    left = jnp.where(come < 0.01, 0.5 * come, 1.0 - some / jnp.maximum(come, 0.01))
     probability = jnp.sum(weight * most * some, -1)
     left_s = jnp.sum(weight * most * seconds * left, -1) / jnp.maximum(probability, 1e-9)
     rho = jnp.clip(rate * jnp.sum(weight * seconds, -1), 1e-6, 0.995)
@@ -130,7 +133,7 @@ def pipeline_probability(engines: Array, utilization: Array, stages: Array) -> A
     """
     rho = jnp.clip(utilization, 1e-6, 0.995)
     some = 1.0 - power(1.0 - rho, stages)
-    every = power(wait_probability(engines, some), power(engines, LEAST_CALLS))
+    every = power(wait_probability(engines, some), jnp.where(engines > 1.0, STAGED_CALLS, 1.0))
     return rho / some * every
 
 
@@ -154,6 +157,20 @@ def followed(wait: Wait, other: Wait) -> Wait:
     given = wait.mean_s + other.average_s
     variance = wait.cv2 * wait.mean_s**2 + other.variance_s2
     return Wait(wait.probability, given, variance / jnp.maximum(given**2, 1e-24))
+
+
+def either_wait(one: Wait, other: Wait) -> Wait:
+    """A wait that is the one or the other, never both."""
+    probability = one.probability + other.probability + 1e-9
+    mean = (one.average_s + other.average_s) / probability
+    second = sum(w.probability * w.mean_s**2 * (1.0 + w.cv2) for w in (one, other)) / probability
+    return Wait(probability, mean, jnp.clip(second / jnp.maximum(mean**2, 1e-24) - 1.0, 1e-4, 1e6))
+
+
+def mixed_waits(one: Wait, other: Wait, share: Array) -> Wait:
+    """The one, or with a probability `share` the other."""
+    parts = (w._replace(probability=p * w.probability) for w, p in ((one, 1.0 - share), (other, share)))
+    return either_wait(*parts)
 
 
 def uniform_wait(probability: Array, longest_s: Array) -> Wait:

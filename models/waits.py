@@ -28,6 +28,7 @@ from breakeven.models.queueing import (
     add_waits,
     burstier,
     counted_wait,
+    either_wait,
     followed,
     pipeline_probability,
     queue_wait,
@@ -116,16 +117,16 @@ def _prefill(point: OperatingPoint, pools: Pools, workload: Workload, seen: Arra
     balanced = (pools.prefill_balanced > 0.5) & (pools.prefill_replicas > 1.0)
     staged = balanced & (pools.shared <= 0.0) & (depth > 1.0)
     queue = queue._replace(probability=jnp.where(staged, probability, queue.probability))
-    elsewhere, counted = _counted(point, pools, seen)
-    counted = counted._replace(mean_s=counted.mean_s * burstier(point.service, 1.0 + burst), cv2=queue.cv2)
-    among = balanced & (elsewhere > 0.0) & (depth <= 1.0)
-    queue = Wait(*(jnp.where(among, a, b) for a, b in zip(counted, queue, strict=True)))
     cv2 = queue.cv2 + point.burst.even * (1.0 / 3.0 - queue.cv2)
     alone = queue._replace(mean_s=queue.mean_s * point.burst.shorter, cv2=cv2)
+    elsewhere, counted = _counted(point, pools, seen, queue.average_s)
+    counted = counted._replace(mean_s=counted.mean_s * burstier(point.service, 1.0 + burst), cv2=queue.cv2)
+    among = balanced & (elsewhere > 0.0) & (depth <= 1.0)
+    alone = Wait(*(jnp.where(among, a, b) for a, b in zip(counted, alone, strict=True)))
     return followed(alone, point.burst.together.waited)
 
 
-def _counted(point: OperatingPoint, pools: Pools, seen: Array) -> tuple[Array, Wait]:
+def _counted(point: OperatingPoint, pools: Pools, seen: Array, waited_s: Array) -> tuple[Array, Wait]:
     """(calls of an engine that are not there for prefill, the wait where a call's engine is chosen by all of them)."""
     elsewhere = jnp.where(pools.shared > 0.0, point.state.batch, 0.0)
     if pools.encode is not None:
@@ -133,7 +134,7 @@ def _counted(point: OperatingPoint, pools: Pools, seen: Array) -> tuple[Array, W
         elsewhere = elsewhere + point.prefill_rate * (found_s + point.state.miss * (lost_s - found_s))
     weight = pools.node_weight(point.state.miss)
     seconds = pools.alone_s * (point.service.first / jnp.sum(weight * pools.alone_s, -1))[:, None]
-    calls = elsewhere + point.prefill_rate * point.service.first
+    calls = elsewhere + point.prefill_rate * (waited_s + point.service.first)
     joined = joined_share(calls, pools.prefill_replicas, jnp.ones_like(calls))
     rate = point.prefill_rate * seen
     return elsewhere, counted_wait(rate, seconds, weight, pools.prefill_replicas, calls, joined)
@@ -174,10 +175,34 @@ def _link(point: OperatingPoint, pools: Pools) -> tuple[tuple[Wait, Wait], Array
     any_ahead = -jnp.expm1(-ahead)
     behind = Wait(probability, given, jnp.ones_like(given))
     together = Wait(any_ahead, ahead / any_ahead * mean / (1.0 - held), jnp.ones_like(given))
+    alone = (pools.prefill_ranks <= 1.0) & (pools.prefill_workers <= 1.0)
+    one = _behind_one(point, pools, mean, transfer_cv2 * mean**2)
+    one = one._replace(mean_s=one.mean_s / (1.0 - held))
+    behind = Wait(*(jnp.where(alone, a, b) for a, b in zip(one, behind, strict=True)))
     if point.moved.hidden is not None:
         left = point.moved.hidden.share_left
         behind, together = (w._replace(probability=w.probability * left(w.mean_s)) for w in (behind, together))
     return (behind, together), jnp.maximum(rho, return_utilization(point.decode_rate, pools)), departures
+
+
+def _behind_one(point: OperatingPoint, pools: Pools, sent_s: Array, variance: Array) -> Wait:
+    """Wait for the cache that an engine sent before, where prompts leave it one by one: what its transfer, a standard
+    deviation shorter or longer than the mean, takes beyond the prefill that follows, and the idle time before that."""
+    depth = pools.prefill_ways / pools.prefill_ranks
+    some = slice(1, None, 4)  # of the nodes, for speed
+    seconds, weight = pools.alone_s.T[some] * (point.stretch / depth), pools.node_weight(point.state.miss).T[some]
+    weight, steep = 0.5 * weight / jnp.sum(weight, 0), 5.0 / (seconds + TINY)
+    busy, rate = jnp.minimum(point.prefill_utilization, 1.0), point.prefill_rate
+    spread = jnp.minimum(jnp.sqrt(variance + 1e-18), sent_s)
+    late = over_s = jnp.zeros_like(seconds)
+    for transfer_s in (sent_s - spread, sent_s + spread):
+        more_s = transfer_s - seconds
+        left_s = jnp.maximum(more_s, 0.0)
+        idle = (1.0 - busy) * jnp.minimum(rate * left_s, 1.0)
+        late = late + busy * jnp.clip(0.5 + steep * more_s, 0.0, 1.0) + idle
+        over_s = over_s + left_s * (busy + 0.5 * idle)
+    probability = jnp.maximum(jnp.sum(weight * late, 0), 1e-9)
+    return Wait(probability, jnp.sum(weight * over_s, 0) / probability, jnp.ones_like(probability))
 
 
 def _thinned(wait: Wait, share: Array) -> Wait:
@@ -253,17 +278,9 @@ def _reads(point: OperatingPoint, pools: Pools, workload: Workload) -> Reads:
         if pools.reload.ahead is not None:
             late, given, cv2 = pools.reload.ahead.waited(k, jnp.clip(rho, 0.0, HIGHEST), queue)
             wait = Wait(wait.probability * late, given, cv2)
-        total = _either(total, wait)
+        total = either_wait(total, wait)
         busiest = jnp.maximum(busiest, rho)
     return Reads(total, read, busiest)
-
-
-def _either(one: Wait, other: Wait) -> Wait:
-    """A wait that is the one or the other, never both."""
-    probability = one.probability + other.probability + 1e-9
-    mean = (one.average_s + other.average_s) / probability
-    second = sum(w.probability * w.mean_s**2 * (1.0 + w.cv2) for w in (one, other)) / probability
-    return Wait(probability, mean, jnp.maximum(second / (mean**2 + TINY) - 1.0, 0.0))
 
 
 def _step_in_progress(point: OperatingPoint, pools: Pools) -> tuple[Wait, Wait]:

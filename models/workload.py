@@ -335,7 +335,8 @@ def _weighted(values: Floats, weights: Floats) -> tuple[float, float]:
 def prefill_nodes(tokens: Floats, context: Floats, encoded: Encoded | None = None) -> PrefillNodes:
     """Nodes and moments of prefilling the last `tokens` of each `context`, with its images to encode."""
     pairs = tokens * (context - 0.5 * tokens)
-    parts, u, q = bins(tokens, PREFILL_NODES), tokens / tokens.mean(), pairs / pairs.mean()
+    rising = np.rint(tokens) * 2.0**21 + np.rint(context)  # by context where as many tokens are new
+    parts, u, q = bins(rising, PREFILL_NODES), tokens / tokens.mean(), pairs / pairs.mean()
     moments, of_q = np.zeros((4, 4)), [np.ones_like(q), q, q * q, q * q * q]
     for i, of_u in enumerate((np.ones_like(u), u, u * u, u * u * u)):
         for j in range(4 - i):
