@@ -127,6 +127,7 @@ def _scales(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}"))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}" if _leading(v) in (2, 5) else ""))
+        axes.tick_params(axis="x", which="both", length=0.0, pad=7.0)  # labels of both in one line
     if y == "slo_attainment":
         axes.set_yscale("logit")
         axes.set_yticks(_TICKS)
