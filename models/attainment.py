@@ -19,6 +19,8 @@ from breakeven.models.stress import Losses
 
 SMOOTH = 0.02  # bounds are smoothed by this share of the service time, so that attainment has a gradient
 SMOOTH_TOKEN = 0.01  # and those of TPOT, whose spread is a few percent, by this one
+# Quantiles that stand for a call's TPOT, equally likely (Gauss-Legendre): without a stall, with common, with rare ones.
+POINTS = (0.5,), (0.2113, 0.7887), (0.2113, 0.7887)
 
 
 @jax.tree_util.register_dataclass
@@ -252,8 +254,8 @@ def _token_cdf(latency: Latency, y_s: Array) -> Array:
 def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> Array:
     """P(TTFT <= ttft, TPOT <= tpot, call time <= call), (n,); a bound of 1e9 binds nothing.
 
-    Sums over prefill nodes, output nodes, and two equally likely values of the TPOT below its bound, without and
-    with a stall; the wait has the tail of one or two exponentials here (Wait.exponentials).
+    Sums over prefill nodes, output nodes, and one or two values of the TPOT below its bound, without and with stalls
+    (`POINTS`); the wait has the tail of one or two exponentials here (Wait.exponentials).
     """
     wait = jax.tree.map(lambda leaf: leaf[..., None], latency.wait)
     width = _node_width(latency.prefill_s, latency.prefill_spread_s)
@@ -270,13 +272,14 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
         steps, weight, brief = (leaf[j] for leaf in outputs)
         soon = brief > 0.5
         shown_s = jnp.where(soon, latency.brief_chunk.shown_s, latency.chunk.shown_s)
-        for part in parts:
+        for part, points in zip(parts, POINTS, strict=True):
             share, base, *gamma = (leaf[..., j] for leaf in jax.tree.leaves(part))
             below = jnp.where(steps > 0.5, gamma_cdf(tpot_s - base, *gamma), 1.0)
-            for half in (0.2113, 0.7887):  # Gauss-Legendre
-                z = ndtri(jnp.clip(below * half, 1e-6, 1.0 - 1e-6))
+            share = weight * share * below / len(points)
+            for point in points:
+                z = ndtri(jnp.clip(below * point, 1e-6, 1.0 - 1e-6))
                 room_s = jnp.minimum(ttft_s - shown_s, call_s - steps * (base + gamma_quantile(z, *gamma)))
-                total = total + weight * share / 2.0 * below * served(room_s)
+                total = total + share * served(room_s)
         return total
 
     return lax.fori_loop(0, latency.steps.shape[0], body, jnp.zeros_like(latency.call_mean_s))
