@@ -106,6 +106,10 @@ class Encode(NamedTuple):
     per_pass: Array  # images
     image_link_s: Array  # of one image's embeddings, latency apart
 
+    def mean_s(self, miss: Array) -> Array:
+        """Of the mean call, link included, where a share `miss` of the prefixes is lost."""
+        return self.found_mean_s + miss * (self.lost_mean_s - self.found_mean_s)
+
 
 def encoding(
     resolved: Resolved, workload: Workload, catalog: Catalog, found: PrefillNodes, lost: PrefillNodes

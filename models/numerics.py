@@ -1,5 +1,7 @@
 """Small smooth functions in 32-bit floats: fast where the library's are slow, checked against them in tests."""
 
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 TINY = 1e-30
+T = TypeVar("T")
 
 
 @jax.custom_jvp
@@ -129,6 +132,11 @@ def wait_probability(servers: ArrayLike, utilization: ArrayLike) -> Array:
     """
     rho = jnp.clip(utilization, 1e-6, 1.0)
     return power(rho, jnp.sqrt(2.0 * (jnp.asarray(servers) + 1.0)) - 1.0)
+
+
+def choose(condition: Array, a: T, b: T) -> T:
+    """`a` where the condition holds, else `b`: arrays, or alike trees of them."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
 def ramp(x: ArrayLike, centre: ArrayLike, half_width: ArrayLike) -> Array:

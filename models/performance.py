@@ -15,7 +15,7 @@ from breakeven.models.closed import first_wave, held_back
 from breakeven.models.economics import Fleet, fleet
 from breakeven.models.limits import Busy, Doubts, Violations, doubts, limits_broken, pool_use
 from breakeven.models.llm import LLM
-from breakeven.models.numerics import TINY, gamma_cdf
+from breakeven.models.numerics import TINY, choose, gamma_cdf
 from breakeven.models.operating_point import (
     OperatingPoint,
     Pools,
@@ -29,7 +29,6 @@ from breakeven.models.queueing import Wait, autocorrelation_share
 from breakeven.models.retained import Nodes, by_kind, calls_ahead
 from breakeven.models.settle import (
     Closed,
-    choose,
     closed_with_derivatives,
     settle,
     settle_again,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from breakeven.models.llm import LLM
+from breakeven.models.numerics import choose
 from breakeven.models.operating_point import (
     HIGHEST,
     Pools,
@@ -65,11 +66,6 @@ def _advance(steps: _Steps, *inputs: Any) -> _Steps:
     """One step on: by the line through the last two, or plainly where nothing has moved yet."""
     new = _next(steps.now, *inputs)
     return _Steps(steps.now, new, _bounded(State(*map(_secant, steps.before, steps.after, steps.now, new))))
-
-
-def choose(condition: Array, a: State, b: State) -> State:
-    """`a` where the condition holds, else `b`."""
-    return State(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
 
 def _secant(before: Array, after: Array, now: Array, new: Array) -> Array:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from breakeven.models.llm import LLM
-from breakeven.models.numerics import smooth_max
+from breakeven.models.numerics import choose, smooth_max
 from breakeven.models.operators import (
     Curve,
     allreduce_bytes,
@@ -305,7 +305,7 @@ def overlapped(whole: StepTime, parts: StepTime) -> StepTime:
     computed_s = parts.total_s - parts.collective_s
     hidden = parts._replace(collective_s=jnp.maximum(parts.collective_s - computed_s, 0.0))
     faster = hidden.total_s < whole.total_s
-    return StepTime(*(jnp.where(faster, a, b) for a, b in zip(hidden, whole, strict=True)))
+    return choose(faster, hidden, whole)
 
 
 def expert_hit_share(tokens: Array, llm: LLM) -> Array:

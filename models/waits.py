@@ -9,7 +9,7 @@ from breakeven.models.bursts import HeldUp, held_up
 from breakeven.models.closed import by_chance
 from breakeven.models.encoder import encode_busy, encode_load
 from breakeven.models.llm import LLM
-from breakeven.models.numerics import TINY, gamma_cdf
+from breakeven.models.numerics import TINY, choose, gamma_cdf
 from breakeven.models.operating_point import (
     HIGHEST,
     OperatingPoint,
@@ -122,7 +122,7 @@ def _prefill(point: OperatingPoint, pools: Pools, workload: Workload, seen: Arra
     elsewhere, counted = _counted(point, pools, seen, queue.average_s)
     counted = counted._replace(mean_s=counted.mean_s * burstier(point.service, 1.0 + burst), cv2=queue.cv2)
     among = balanced & (elsewhere > 0.0) & (depth <= 1.0)
-    alone = Wait(*(jnp.where(among, a, b) for a, b in zip(counted, alone, strict=True)))
+    alone = choose(among, counted, alone)
     return followed(alone, point.burst.together.waited)
 
 
@@ -130,8 +130,7 @@ def _counted(point: OperatingPoint, pools: Pools, seen: Array, waited_s: Array) 
     """(calls of an engine that are not there for prefill, the wait where a call's engine is chosen by all of them)."""
     elsewhere = jnp.where(pools.shared > 0.0, point.state.batch, 0.0)
     if pools.encode is not None:
-        found_s, lost_s = pools.encode.found_mean_s, pools.encode.lost_mean_s
-        elsewhere = elsewhere + point.prefill_rate * (found_s + point.state.miss * (lost_s - found_s))
+        elsewhere = elsewhere + point.prefill_rate * pools.encode.mean_s(point.state.miss)
     weight = pools.node_weight(point.state.miss)
     seconds = pools.alone_s * (point.service.first / jnp.sum(weight * pools.alone_s, -1))[:, None]
     calls = elsewhere + point.prefill_rate * (waited_s + point.service.first)
@@ -178,7 +177,7 @@ def _link(point: OperatingPoint, pools: Pools) -> tuple[tuple[Wait, Wait], Array
     alone = (pools.prefill_ranks <= 1.0) & (pools.prefill_workers <= 1.0)
     one = _behind_one(point, pools, mean, transfer_cv2 * mean**2)
     one = one._replace(mean_s=one.mean_s / (1.0 - held))
-    behind = Wait(*(jnp.where(alone, a, b) for a, b in zip(one, behind, strict=True)))
+    behind = choose(alone, one, behind)
     if point.moved.hidden is not None:
         left = point.moved.hidden.share_left
         behind, together = (w._replace(probability=w.probability * left(w.mean_s)) for w in (behind, together))
@@ -305,8 +304,7 @@ def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LL
         prefill_s = prefill_s + point.local * (pools.retained.local_moments.first - prefill_s)
     call_s = waiting_s + prefill_s + pools.request_s + point.state.batch / point.decode_rate
     if pools.encode is not None:
-        found_s, lost_s = pools.encode.found_mean_s, pools.encode.lost_mean_s
-        call_s = call_s + found_s + state.miss * (lost_s - found_s)
+        call_s = call_s + pools.encode.mean_s(state.miss)
     session_s = workload.session_s(call_s)
     full = (point.prefill_utilization >= 1.0) | (decode_utilization(point, pools, workload, llm) >= 1.0)
     full = full | (waits.encode_utilization >= 1.0)

@@ -113,14 +113,14 @@ def _small_blocks() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def outcome_of() -> Callable[..., Outcome]:
-    """The outcome of up to `SMALL` candidates of a study, by default all; other arguments stand for the study's."""
+    """The outcome of all candidates of a study, of which there are at most `SMALL`; under its workload or another."""
 
-    def find(study: Study, ids: np.ndarray | None = None, workload: Any = None, catalog: Any = None) -> Outcome:
-        ids = np.arange(study.space.size) if ids is None else ids
-        assert len(ids) <= SMALL
-        deployment = study.space.deployment(np.pad(ids, (0, SMALL - len(ids)), mode="edge"))
-        given = workload or study.workload, study.slo, catalog or study.catalog
-        return jax.tree.map(lambda leaf: leaf[: len(ids)], evaluate(deployment, *given))
+    def find(study: Study, workload: Any = None) -> Outcome:
+        size = study.space.size
+        assert size <= SMALL
+        deployment = study.evaluator().deployment(np.arange(size), SMALL)
+        found = evaluate(deployment, workload or study.workload, study.slo, study.catalog)
+        return jax.tree.map(lambda leaf: leaf[:size], found)
 
     return find
 
