@@ -1,11 +1,12 @@
-"""Model against simulation: `python benchmarks/agreement.py [--cases 320] [--keep FOLDER] [--out FOLDER]`.
+"""Model against simulation: `python benchmarks/agreement.py [--techniques] [--cases 320] [--keep FOLDER]`.
 
-Random feasible deployments (topology, model, workload, engines, pipeline, routing, load) are simulated one after
-another until the standard error of every share is below 0.01, or `--calls` are spent, and what their calls took is kept
-in FOLDER, where a later run goes on. Then the model is compiled once for all cases of one structure and held against
-them. The bounds are its own 50th, 90th, 95th and 99th percentiles of TTFT, TPOT, call and session time, each alone;
-TPOT is nearly deterministic, so the model's share is held to lie between those simulated at a bound 1 % tighter and 1 %
-wider. Writes every comparison and the scatter; what was found is written in docs/simulation.md.
+Random feasible deployments (topology, model, workload, engines, pipeline, routing, load; with `--techniques`, in each
+one technique that is off by default) are simulated one after another until the standard error of every share is below
+0.01, or `--calls` are spent, and what their calls took is kept in FOLDER, where a later run goes on. Then the model is
+compiled once for all cases of one structure and held against them. The bounds are its own 50th, 90th, 95th and 99th
+percentiles of TTFT, TPOT, call and session time, each alone; TPOT is nearly deterministic, so the model's share is held
+to lie between those simulated at a bound 1 % tighter and 1 % wider. Writes every comparison and the scatter; what was
+found is written in docs/simulation.md.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from breakeven.models.attainment import Latency, call_cdf, percentile, session_cdf, tpot_cdf, ttft_cdf
+from breakeven.models.inputs import InputError
 from breakeven.models.performance import performance
 from breakeven.models.sessions import sample_sessions
 from breakeven.models.simulation import Replications
@@ -56,6 +58,39 @@ MODELS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 WITH_IMAGES = {"qwen3-vl-8b": ({"accelerators": "h100-sxm", "tensor_parallel": 1},)}  # of an encoder apart
 WORKLOADS = ("coding-agent", "tool-agent", "chat", "rag-docqa")
+# Each off by default, by what it needs: anything, a link that the KV cache crosses, attention and feed-forward apart.
+EVERYWHERE: dict[str, dict[str, Any]] = {
+    "sub-agents": {"workload": {"forks": {"probability": 0.1, "width": 3, "calls": 4}}},
+    "tiers": {"space": {"kv_tiers": "host-dram+nvme"}},
+    "tiers read ahead": {"space": {"kv_tiers": [{"like": "host-dram", "name": "ahead", "prefetch_s": 2}]}},
+    "cache time-to-live": {"workload": {"cache_ttl_s": 60}},
+    "speculation": {"space": {"speculation": "eagle"}},
+    "kept KV": {"kv_kept": 0.5},
+    "prefix-aware": {"space": {"routing": "prefix-aware"}},
+    "random": {"space": {"routing": "random"}},
+    "bursts": {"arrivals": {"cv": 2.0}},
+}
+OVER_A_LINK: dict[str, dict[str, Any]] = {
+    "context parallelism": {"space": {"context_parallel": 4}},
+    **{way: {"space": {"kv_transfer": way}} for way in ("layer-wise", "compressed", "missing-blocks", "conditional")},
+}
+APART: dict[str, dict[str, Any]] = {
+    "projections with FFN": {"space": {"placement": {"projections": "ffn"}}},
+    "head with attention": {"space": {"placement": {"lm_head": "attention"}}},
+    "micro-batches": {"space": {"micro_batches": 3}},
+}
+
+
+def with_technique(made: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """The deployment with one technique that its topology can have."""
+    of = TOPOLOGIES[made["space"]["topologies"][0]]
+    choices = EVERYWHERE | (OVER_A_LINK if of.kv_moves else {}) | (APART if of.sides_apart else {})
+    name = str(rng.choice(list(choices)))
+    found = {**made, "technique": name}
+    for key, value in choices[name].items():
+        whole = {"preset": made[key]} if key == "workload" else made.get(key)
+        found[key] = whole | value if isinstance(whole, dict) else value
+    return found
 
 
 def drawn(rng: np.random.Generator) -> dict[str, Any]:
@@ -95,23 +130,30 @@ class Case(NamedTuple):
 def study(made: dict[str, Any], rate: float) -> Study:
     """The deployment at a rate of sessions."""
     data = {"name": "agreement", "slo": {"ttft_s": 1.0, "tpot_s": 0.05}, "load": {"sessions_per_second": rate}}
-    return Study.parse({**data, **made}, "agreement")
+    return Study.parse({**data, **{key: value for key, value in made.items() if key != "technique"}}, "agreement")
 
 
 @functools.lru_cache(maxsize=16)
 def sample(workload: str, context: float) -> Any:
-    """The sessions that every simulation of a workload draws from."""
-    spec = study({"llm": "llama-3.1-8b", "workload": workload, "space": {"accelerators": "h100-sxm"}}, 1.0).session_spec
+    """The sessions that every simulation of a workload, as JSON, draws from."""
+    made = {"llm": "llama-3.1-8b", "workload": json.loads(workload), "space": {"accelerators": "h100-sxm"}}
+    spec = study(made, 1.0).session_spec
     return sample_sessions(spec, int(np.clip(400_000 / spec.calls_per_session.mean(), 500, 50_000)), 1, context)
 
 
 def at_use(made: dict[str, Any], use: float) -> Ready | None:
-    """The deployment at the load that makes its busiest part `use` busy; None where nothing comes near."""
-    base = study(made, 1.0)
+    """The deployment at the load that makes its busiest part `use` busy; None where nothing comes near, or where it
+    cannot be."""
+    try:
+        base = study(made, 1.0)
+    except InputError:
+        return None
     loads = dataclasses.replace(base.workload, sessions_per_second=RATES.astype(np.float32))
     evaluator = dataclasses.replace(base.evaluator(), workload=loads)  # a candidate per load
     context = float(base.architecture.max_context)
-    found = Simulator(evaluator, lambda _: sample(made["workload"], context)).ready(np.zeros(SMALL, np.int64))
+    found = Simulator(evaluator, lambda _: sample(json.dumps(made["workload"]), context)).ready(
+        np.zeros(SMALL, np.int64)
+    )
     busy = np.array([ready["utilization_max"] if ready["feasible"] else np.nan for ready in found])
     if not np.nanmax(busy, initial=-1.0) >= 0.9 * use:
         return None
@@ -210,7 +252,10 @@ def scored(cases: list[Case]) -> pd.DataFrame:
         points, whole, doubts = model(*jax.tree.map(lambda *leaves: np.stack(leaves), *given))
         for k, number in enumerate(numbers):
             case, space = cases[number], cases[number].made["space"]
-            named = {"case": number, "llm": case.made["llm"], "workload": case.made["workload"]}
+            workload = case.made["workload"]
+            named = {"case": number, "llm": case.made["llm"]}
+            named |= {"workload": workload["preset"] if isinstance(workload, dict) else workload}
+            named |= {"technique": case.made.get("technique", "")}
             named |= {"topology": space["topologies"][0], "depth": space["pipeline_parallel"]}
             named |= {"routing": space["routing"], "rate": case.rate, "saturated": case.saturated}
             named |= {name: float(value[k]) for name, value in whole.items()} | {"hit_simulated": case.hit}
@@ -244,6 +289,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calls", type=int, default=MOST_CALLS, help="of one deployment, at most")
     parser.add_argument("--minutes", type=float, default=np.inf, help="of simulation, at most")
+    parser.add_argument("--techniques", action="store_true", help="one in each deployment that is off by default")
     parser.add_argument("--sessions", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path, default=Path("out/agreement"))
     parser.add_argument("--keep", type=Path, help="folder of the simulations (OUT/cases)")
@@ -261,20 +307,21 @@ def _simulations(options: argparse.Namespace, folder: Path) -> list[Case]:
     folder.mkdir(parents=True, exist_ok=True)
     cases, begun, number = [], time.perf_counter(), 0
     while len(cases) < options.cases:
-        path = folder / f"{options.seed}-{number:04d}.npz"
+        path = folder / f"{options.seed}{'-with' * options.techniques}-{number:04d}.npz"
         if not path.exists():
             if time.perf_counter() - begun > 60.0 * options.minutes:
                 break
             rng = np.random.default_rng([options.seed, number])
             made, use = drawn(rng), float(rng.uniform(0.2, 0.9))
+            made = with_technique(made, rng) if options.techniques else made
             keep(simulated(made, use, options.calls, options.sessions), made, path)
         number += 1
         case = kept(path)
         if case is None:
             continue
         cases.append(case)
-        of = f"{case.made['space']['topologies'][0]} {case.made['workload']}"
-        print(f"{len(cases)}/{options.cases} {time.perf_counter() - begun:.0f} s: {of}", flush=True)
+        of = case.made["space"]["topologies"][0], case.made["workload"], case.made.get("technique", "")
+        print(f"{len(cases)}/{options.cases} {time.perf_counter() - begun:.0f} s:", *of, flush=True)
     return cases
 
 
@@ -292,7 +339,8 @@ def summary(frame: pd.DataFrame) -> str:
     trusted = frame.loc[frame["unverified"].fillna("").eq("")]
     parts = [f"{len(set(frame['case']))} deployments, {len(set(trusted['case']))} in the trusted region"]
     parts.append(f"{len(frame) - len(known)} of {len(frame)} comparisons unresolved or saturated")
-    for by in (["metric"], ["metric", "pool"], ["metric", "workload"], ["metric", "share"]):
+    techniques = [["metric", "technique"]] if known["technique"].any() else []
+    for by in (["metric"], ["metric", "pool"], ["metric", "workload"], ["metric", "share"], *techniques):
         grouped = known.assign(far=known["apart"].abs()).groupby(["trusted", *by])
         table = grouped.agg(points=("apart", "size"), mean=("apart", "mean"), mean_distance=("far", "mean"))
         parts.append(table.assign(within=grouped["far"].apply(lambda x: (x <= WITHIN).mean())).round(3).to_string())

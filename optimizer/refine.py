@@ -7,7 +7,7 @@ better, so refinement never costs a member.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import jax
@@ -49,7 +49,8 @@ def refine(task: Task, structures: Structures, found: Found, seed: int = 0) -> i
     rng = np.random.default_rng(seed)
     chosen = np.linspace(0, len(members) - 1, min(len(members), SMALL // 2)).astype(int)
     starts = np.resize(chosen, SMALL)
-    values, low, high = _numbers(structures, members[starts])
+    pools = max(map(len, structures.pools))
+    values, low, high = ({name: v[:, :pools] for name, v in of.items()} for of in _numbers(structures, members[starts]))
     shaken = np.arange(SMALL) >= len(chosen)
     width = costs.max(0) - costs.min(0)
     evaluator = task.evaluator
@@ -83,6 +84,21 @@ def _with_numbers(deployment: Deployment, numbers: Numbers) -> Deployment:
     return dataclasses.replace(deployment, **stages)
 
 
+def _slopes(of: Callable[[Numbers], Array], numbers: Numbers) -> Numbers:
+    """Derivatives of each candidate's value by its own numbers, forward and one number after another: the way back
+    compiles for many minutes, and all at once need gigabytes."""
+    count, pools = len(numbers), next(iter(numbers.values())).shape[1]
+
+    def along(direction: Array) -> Array:
+        moved = {
+            name: jnp.broadcast_to(row, x.shape) for row, (name, x) in zip(direction, numbers.items(), strict=True)
+        }
+        return jax.jvp(of, (numbers,), (moved,))[1]
+
+    found = lax.map(along, jnp.eye(count * pools, dtype=jnp.float32).reshape(-1, count, pools))
+    return {name: found[k * pools : (k + 1) * pools].T for k, name in enumerate(numbers)}
+
+
 def _descend_body(
     begin: Numbers,
     bounds: dict[str, tuple[Array, Array]],
@@ -100,11 +116,11 @@ def _descend_body(
         values = [sign * getattr(outcome, name) for sign, name in zip(signs, objectives, strict=True)]
         beyond = (jnp.stack(values, 1) - member) / width
         broken = sum(jnp.maximum(jnp.nan_to_num(excess, posinf=10.0), 0.0) for excess in outcome.violations)
-        return jnp.sum(jax.nn.logsumexp(SHARP * beyond, axis=1) / SHARP + BROKEN * jnp.minimum(broken, 10.0))
+        return jax.nn.logsumexp(SHARP * beyond, axis=1) / SHARP + BROKEN * jnp.minimum(broken, 10.0)
 
     def step(i: Array, carry: tuple[Numbers, Numbers, Numbers]) -> tuple[Numbers, Numbers, Numbers]:
         numbers, first, second = carry
-        slope = jax.tree.map(jnp.nan_to_num, jax.grad(loss)(numbers))
+        slope = jax.tree.map(jnp.nan_to_num, _slopes(loss, numbers))
         first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, slope)
         second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, second, slope)
         n = i + 1.0

@@ -1,6 +1,7 @@
 """Context parallelism of prefill pools: nothing changes where there is none, and what the ranks share."""
 
 import dataclasses
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,7 @@ from breakeven.models.tables import resolve
 from breakeven.studies.deployment_file import Deployed, choices, deployment_yaml, read_deployment
 from breakeven.studies.launch import vllm_options
 from breakeven.studies.plan import plan as launch_plan
+from breakeven.studies.study import Study
 
 SPACE = {
     "topologies": ["chunked", "pd"], "accelerators": "h100-sxm", "tensor_parallel": [1, 8], "pipeline_parallel": 1,
@@ -22,6 +24,7 @@ SPACE = {
     "routing": "affinity", "replicas": [2, 4],
 }  # fmt: skip
 CP = [1, 2, 4, 8]
+PUBLISHED = Path(__file__).parents[1] / "studies" / "published"
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +101,15 @@ def test_simulated_prefill_is_that_of_the_model(study):
     ready = study.simulator().ready(ids[1:2])[0]
     seen = ready.simulate(4000, 1)
     assert np.mean(seen.latencies()["ttft_s"]) == pytest.approx(ready["ttft_mean_s"], rel=0.06)
+
+
+def test_a_million_tokens_wait_as_evaluated():
+    """Prompts of a million tokens, a quarter of the time of sixteen nodes: M/D/1, by the model and played."""
+    study = Study.load(PUBLISHED / "million-tokens.yaml", ["load.sessions_per_second=0.004"])
+    ready = study.simulator().ready(np.array([0]))[0]
+    assert ready["feasible"] and ready["utilization_prefill"] == pytest.approx(0.26, abs=0.02)
+    ttft_s = np.concatenate([run.latencies()["ttft_s"] for run in ready.replicate(4, 2000, 1).runs])
+    assert np.mean(ttft_s) == pytest.approx(ready["ttft_mean_s"], rel=0.02)
 
 
 def test_files_keep_it(study, tmp_path):
