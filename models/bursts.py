@@ -79,6 +79,37 @@ def _fitting(step: Step, came: Array) -> Wait:
     return Wait(came / (1.0 + came), first, jnp.clip(second / (first * first) - 1.0, 0.05, 100.0))
 
 
+def _joins(step: Step, servers: Array) -> Array:
+    """Calls per second that come to a busy engine: to one of several only where none is idle."""
+    rho = jnp.clip(step.rate * step.service.first, 1e-6, HIGHEST)
+    return step.rate * power(rho, jnp.sqrt(2.0 * (servers + 1.0)) - 2.0)
+
+
+def in_the_last(step: Step, servers: Array, before_s: Array, room: Array) -> tuple[Array, Array]:
+    r"""(mean, variance) of the seconds that others add to the last step of a call that takes several: of those that
+    come in the `before_s` until it begins, as many as fit into the `room` of its token budget. Shapes (n, nodes).
+
+    Poisson in number, they take a together, given that there are any, with squared CV c, of which R fit
+
+    .. math:: E[\min(A, R)] \approx (a + R - \sqrt{(a - R)^2 + 0.54\, c\, a R}) / 2,
+
+    exact for c = 0, and for an exponential A at a = R.
+    """
+    came = _joins(step, servers)[:, None] * before_s + 1e-6
+    some = -jnp.expm1(-came)
+    many, square = came / some, (came + came**2) / some
+    mean = many * step.marginal_s[:, None]
+    each = step.marginal_s2 / step.marginal_s**2 - 1.0  # squared CV of one
+    cv2 = (many * each[:, None] + square - many**2) / many**2
+    fits = room * step.budget_s[:, None]
+    apart = (mean - fits) ** 2 + jnp.minimum(0.54 * cv2, 2.0) * mean * fits
+    given = 0.5 * (mean + fits - jnp.sqrt(apart + 1e-18))
+    # Nothing varies of those that fill the room, all that they do if none of them does.
+    varies = cv2 * jnp.clip(1.0 - given / jnp.maximum(fits, 1e-9), 0.0, 1.0)
+    given = step.depth[:, None] * given
+    return some * given, some * (1.0 - some + varies) * given**2
+
+
 def burst(step: Step, servers: Array, pause_s: Array) -> Burst:
     r"""The burst around a call of an engine whose steps it joins.
 
@@ -102,8 +133,7 @@ def burst(step: Step, servers: Array, pause_s: Array) -> Burst:
     shorter = ((1.0 - whole) * residual_s * (1.0 + step.depth * load) + whole * found_s) / found_s
     one = 1.0 / servers
     wait_s = rho * found_s * one
-    # Calls go to a busy engine of several only where none is idle.
-    joins = rate * power(rho, jnp.sqrt(2.0 * (servers + 1.0)) - 2.0)
+    joins = _joins(step, servers)
     waited = _fitting(step, joins * begins_s * (one + (1.0 - one) * (1.0 - rho)))
     paused = _fitting(step, rate * pause_s)
     together_s = rho * waited.average_s + paused.average_s

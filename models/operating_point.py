@@ -120,6 +120,7 @@ class OperatingPoint(NamedTuple):
     slowdown: Array  # decode time over its time without prefill in the pool
     seen_batch: Array  # sequences of others that a request sees decoding, mean
     own_batch: Array  # own and mates' load that a request sees beside the mean batch
+    filled: Step  # how prefill steps are
     burst: Burst  # of prompts around a call's own
     delay: Delay  # by the prefill burst that a request arrives in
     batch_variance: Array
@@ -361,6 +362,7 @@ def operating_point(
         slowdown,
         seen * batch,
         own,
+        filled,
         around,
         delay,
         variance,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from breakeven.models.attainment import FirstChunk, Latency, Stall, TokenTime, Varying
+from breakeven.models.bursts import in_the_last
 from breakeven.models.closed import first_wave, held_back
 from breakeven.models.economics import Fleet, fleet
 from breakeven.models.limits import Busy, Doubts, Violations, doubts, limits_broken, pool_use
@@ -23,6 +24,7 @@ from breakeven.models.operating_point import (
     decode_step_at,
     decode_utilization,
     operating_point,
+    prefill_servers,
 )
 from breakeven.models.pools import Prefill, build_pools, request_s
 from breakeven.models.queueing import Wait, autocorrelation_share
@@ -285,6 +287,15 @@ def _first_chunk(token: TokenTime, workload: Workload, of: Array, engine: Engine
     )
 
 
+def _with_others(prefill: Prefill, point: OperatingPoint, pools: Pools) -> Prefill:
+    """Prefill with the prompts of others that come during all steps but the last, and are computed in that one."""
+    before_s = prefill.before * pools.alone_s * point.stretch[:, None] / point.filled.depth[:, None]
+    mean_s, variance = in_the_last(point.filled, prefill_servers(pools), before_s, prefill.room)
+    one = jnp.where((pools.prefill_ranks <= 1.0) & (pools.prefill_workers <= 1.0), 1.0, 0.0)[:, None]
+    spread_s = jnp.sqrt(prefill.spread_s**2 + one * variance)
+    return prefill._replace(latency_s=prefill.latency_s + one * mean_s, spread_s=spread_s)
+
+
 def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Performance:
     """Latency distributions, utilizations, fleet and violated limits of each candidate, shapes (n, ...)."""
     pools, prefill = build_pools(resolved, workload, catalog)
@@ -294,7 +305,7 @@ def performance(resolved: Resolved, workload: Workload, catalog: Catalog) -> Per
         seen = seen * jnp.maximum(1.0 - 1.0 / workload.concurrent_sessions, 0.0)
     point = operating_point(state, pools, workload, catalog.llm, rate, seen)
     weight = pools.node_weight(state.miss)
-
+    prefill = _with_others(prefill, point, pools)
     if pools.retained is not None:
         ahead = calls_ahead(point.local, workload.calls_per_session)
         calls = by_kind(

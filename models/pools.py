@@ -31,6 +31,8 @@ class Prefill(NamedTuple):
     latency_s: Array
     transfer_s: Array  # waited for the KV cache, and of images encoded elsewhere also their time there
     spread_s: Array  # standard deviation of a node's, for its calls' unlike contexts
+    before: Array  # share of it before the last of its steps
+    room: Array  # share of a token budget that this one leaves, where there are several
     terms: StepTime  # of the mean call that finds its prefix, (n,)
 
 
@@ -213,11 +215,14 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
         hit_latency_s = hit_latency_s + joined_s[:, :nodes]
         missed_latency_s = missed_latency_s + joined_s[:, nodes:]
     token_s, pair_s, ways = hit_time.token_s, hit_time.pair_s, prefill.ways
-    contexts, cached_sds = _both(hit.context, lost.context), _both(hit.cached_sd, lost.cached_sd)
+    contexts = _both(hit.context, lost.context)
     transfer, transfer_s = moved(resolved, catalog, contexts, prefill_s, hit.weight)
     # Calls that lost their prefix all find the same, the shared one.
-    spread_s = _both(hit.cached_sd * _pipelined(hit_time.cached_s, hit, prefill, budget), lost.cached_sd)
-    spread_s = spread_s + transfer_s * cached_sds / contexts
+    more_tokens_s = hit.tokens_per_cached * (token_s[:, None] + pair_s[:, None] * hit.context)
+    varied_s = _pipelined(hit_time.cached_s + more_tokens_s, hit, prefill, budget)
+    varied_s = varied_s + (1.0 + hit.tokens_per_cached) * transfer_s[:, :nodes] / hit.context
+    lost_spread_s = lost.cached_sd * transfer_s[:, nodes:] / lost.context
+    spread_s = jnp.concatenate([hit.cached_sd * jnp.abs(varied_s), lost_spread_s], -1)
     marginal = token_s, pair_s
     kept = retained(resolved, workload, catalog, hit, prefill_s[:, :nodes], hit_time.busy_s, marginal, ways, decode)
     shared = _held_share(sharing, hit, hit_time, prefill)
@@ -277,7 +282,19 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
     if encode is not None:
         transfer_s = transfer_s + (1.0 - encode.joined[:, None]) * encode.seconds + encode.transfer_s
     mean_terms = StepTime(*(hit.mean(term) for term in hit_time.alone))
-    return pools, Prefill(jnp.concatenate([hit_latency_s, missed_latency_s], -1), transfer_s, spread_s, mean_terms)
+    latency_s = jnp.concatenate([hit_latency_s, missed_latency_s], -1)
+    return pools, Prefill(
+        latency_s, transfer_s, spread_s, *_last_step(_both(hit.tokens, lost.tokens), budget), mean_terms
+    )
+
+
+def _last_step(tokens: Array, budget: Array) -> tuple[Array, Array]:
+    """(share of a prefill before its last step, share of the token budget that this one leaves), 0 where it is the only
+    one; (n, nodes)."""
+    steps = tokens / budget[:, None]
+    last = jnp.ceil(steps)
+    several = last > 1.0
+    return jnp.where(several, (last - 1.0) / steps, 0.0), jnp.where(several, last - steps, 0.0)
 
 
 def _encoding_too(time: PrefillTime, encoding_s: Array, machine: Bundle) -> PrefillTime:

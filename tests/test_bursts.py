@@ -2,11 +2,12 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from breakeven.models.bursts import Burst, HeldUp, Step, burst, held_up
+from breakeven.models.bursts import Burst, HeldUp, Step, burst, held_up, in_the_last
 from breakeven.models.operating_point import joined_share, own_load, unevenness
 from breakeven.models.queueing import Moments, pipeline_probability, queue_wait
 
@@ -75,6 +76,23 @@ def test_nothing_fits_behind_where_a_step_holds_one_prompt():
 def test_a_larger_budget_leaves_less_behind():
     left = [float(found(step(0.6, 0.0, budget_s=budget)).left_s) for budget in (0.01, 1.0, 10.0, 1e3)]
     assert all(a > b for a, b in itertools.pairwise(left))
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["alike", "exponential"])
+@pytest.mark.parametrize(("before_s", "room"), [(0.2, 0.3), (1.0, 0.5), (2.0, 0.9), (4.0, 0.1), (0.0, 0.5), (3.0, 0.0)])
+def test_what_comes_during_earlier_steps_fills_the_last_one(alike, before_s, room):
+    """Prompts of a second, Poisson, 0.6 a second, as far as they fit into the rest of a budget of two: mean and
+    standard deviation as drawn, within 0.06 and 0.1 of a second."""
+    rng = np.random.default_rng(4)
+    count = rng.poisson(0.6 * before_s, 40_000)
+    work = count if alike else rng.gamma(np.maximum(count, 1e-9))
+    drawn = np.minimum(work, 2.0 * room)
+    given = step(0.6, 0.0, budget_s=2.0)
+    given = given._replace(marginal_s2=jnp.array(1.0 if alike else 2.0))
+    given = jax.tree.map(lambda x: x[None], given)
+    mean, variance = in_the_last(given, jnp.ones(1), jnp.array([[before_s]]), jnp.array([[room]]))
+    assert float(mean[0, 0]) == pytest.approx(drawn.mean(), abs=0.06)
+    assert float(variance[0, 0]) ** 0.5 == pytest.approx(drawn.std(), abs=0.1)
 
 
 def least_loaded(engines: int, mean: float, calls: int = 30_000) -> tuple[float, float, float]:

@@ -9,7 +9,7 @@ import pytest
 from breakeven.models.distributions import Constant, Exponential
 from breakeven.models.inputs import InputError
 from breakeven.models.sessions import preset_names, sample_sessions, session_spec
-from breakeven.models.workload import bin_edges, cache_table, workload
+from breakeven.models.workload import bin_edges, cache_table, prefill_nodes, prefill_size, workload
 
 CONTEXT = 131_072
 COUNT = 2000
@@ -45,9 +45,10 @@ def test_nodes_keep_the_means_and_nearly_the_second_moments(built, name):
     assert np.sum(nodes.weight * nodes.tokens) == pytest.approx(tokens.mean(), rel=1e-4)
     assert np.sum(nodes.weight * nodes.pairs) == pytest.approx(pairs.mean(), rel=1e-4)
     assert np.sum(nodes.weight * nodes.context) == pytest.approx(sample.prompt_tokens.mean(), rel=1e-4)
-    assert np.all(np.diff(nodes.tokens) >= 0.0)
-    second = np.sum(nodes.weight * np.square(nodes.tokens / nodes.mean_tokens))
-    assert second == pytest.approx(float(nodes.moments[2, 0]), rel=0.08)  # spread inside the bins is left out
+    size = nodes.tokens + nodes.pairs / 30_000.0 + nodes.context / 100.0
+    assert np.all(np.diff(size) >= -1e-4 * size[1:])
+    second = np.mean(np.square(prefill_size(tokens, sample.prompt_tokens) / 8.0))
+    assert np.sum(nodes.weight * np.square(size)) == pytest.approx(second, rel=0.12)  # without spread inside the bins
 
 
 def test_moments_are_those_of_the_samples(built):
@@ -172,3 +173,21 @@ def test_bad_arguments():
         workload(session_spec("chat"), CONTEXT, arrival_cv=-1.0)
     with pytest.raises(InputError, match=r"workload\.max_context"):
         workload(session_spec("chat"), 4.0)
+
+
+@pytest.mark.parametrize("token", [0.01, 1 / 30, 0.1])
+def test_prefill_nodes_tell_contexts_apart(token):
+    """Screenshots with some text over unlike contexts, of whose tokens each costs a share `token` of a new one's: nodes
+    and what varies within them hold the variance of the cost, though contexts matter as much as new tokens."""
+    rng = np.random.default_rng(6)
+    new, cached = 1_354.0 + np.rint(rng.lognormal(4.6, 0.8, 40_000)), np.rint(rng.uniform(3_000, 17_000, 40_000))
+    nodes = prefill_nodes(new, cached + new)
+    weight, tokens, context, sd, slope = (
+        np.asarray(getattr(nodes, name), float)
+        for name in ("weight", "tokens", "context", "cached_sd", "tokens_per_cached")
+    )
+    cost, total = tokens + token * (context - tokens), np.var(new + token * cached)
+    between = np.sum(weight * cost**2) - np.sum(weight * cost) ** 2
+    within = np.sum(weight * (sd * (slope + token)) ** 2)
+    assert 0.88 * total < between + within < 1.02 * total
+    assert between > 0.6 * total
