@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array, lax
 from jax.scipy.special import ndtri
 
-from breakeven.models.numerics import TINY, gamma_cdf, gamma_quantile, normal_cdf, power, ramp
-from breakeven.models.queueing import Wait, add_waits, either_wait, followed, mixed_waits
+from breakeven.models.numerics import TINY, gamma_cdf, gamma_quantile, normal_cdf, power
+from breakeven.models.queueing import Wait, either_wait, followed
 from breakeven.models.stress import Losses
 
 SMOOTH = 0.02  # bounds are smoothed by this share of the service time, so that attainment has a gradient
@@ -153,6 +153,8 @@ class Latency:
 
     wait: Wait  # behind whole prompts: for prefill, for room to decode
     brief: Wait  # for the step in progress, for prompts computed in the same one, for the link
+    turn_s: Array  # nearly evenly spread, for the step of a decode that is always at work: mean
+    turn_variance: Array  # of that
     prefill_s: Array  # (n, P): prefill, transfer and constants of a call
     prefill_spread_s: Array  # (n, P): standard deviation within a node
     prefill_weight: Array  # (n, P)
@@ -176,9 +178,13 @@ class Latency:
         return late + soon
 
     @property
+    def waiting_s(self) -> Array:
+        """Before and between prefill and the first token, mean."""
+        return self.wait.average_s + self.brief.average_s + self.turn_s
+
+    @property
     def ttft_mean_s(self) -> Array:
-        waits_s = self.wait.average_s + self.brief.average_s
-        return waits_s + jnp.sum(self.prefill_weight * self.prefill_s, -1) + self.first_chunk_s
+        return self.waiting_s + jnp.sum(self.prefill_weight * self.prefill_s, -1) + self.first_chunk_s
 
     @property
     def tpot_mean_s(self) -> Array:
@@ -199,20 +205,25 @@ class Attainment(NamedTuple):
 
 
 def _node_width(nodes_s: Array, spread_s: Array) -> Array:
-    """Half width of what a prefill node stands for: half the distance to its neighbours, and its own spread."""
+    """Half width of a triangle as wide as what a prefill node stands for: half the distance to its neighbours on either
+    side, and its own spread."""
     size = nodes_s.shape[-1]
     spread = np.eye(size, k=-1) - np.eye(size, k=1)  # of the neighbours, by a product: concatenations are slow
     spread[0, 0] -= 1.0  # the first and the last have a neighbour on one side only
     spread[-1, -1] += 1.0
     apart_s = jnp.dot(nodes_s, jnp.asarray(spread, nodes_s.dtype), precision="highest")
     width = jnp.clip(0.25 * apart_s, SMOOTH * nodes_s, 0.5 * nodes_s)
-    return jnp.sqrt(width**2 + 3.0 * spread_s**2)
+    return jnp.sqrt(2.0 * width**2 + 6.0 * spread_s**2)
 
 
 def _served(slack_s: Array, width_s: Array) -> tuple[Array, Array]:
-    """(share of a node's calls for which `slack_s` is enough without a wait, what it leaves these to wait, mean)."""
-    left_s = jnp.where(slack_s > width_s, slack_s, 0.5 * jnp.maximum(slack_s + width_s, 0.0))
-    return ramp(slack_s, 0.0, width_s), left_s
+    """(share of a node's calls for which `slack_s` is enough without a wait, what it leaves these to wait, mean): calls
+    are spread over a triangle, which the sum of several even spreads comes near."""
+    x = jnp.clip(slack_s / (width_s + TINY), -1.0, 1.0)
+    below, above = 1.0 + x, 1.0 - x
+    share = jnp.where(x < 0.0, 0.5 * below**2, 1.0 - 0.5 * above**2)
+    room_s = jnp.maximum(slack_s, 0.0) + width_s * jnp.minimum(below, above) ** 3 / 6.0
+    return share, jnp.where(x < 0.0, width_s * below / 3.0, room_s / share)
 
 
 def ttft_cdf(latency: Latency, x_s: Array) -> Array:
@@ -223,15 +234,17 @@ def ttft_cdf(latency: Latency, x_s: Array) -> Array:
 
 def _ttft_cdf(latency: Latency, chunk: FirstChunk, x_s: Array) -> Array:
     """P(TTFT <= x) of the outputs whose first chunk takes so long."""
-    slack = jnp.asarray(x_s - chunk.shown_s)[..., None] - latency.prefill_s
-    # Where nearly all calls are stalled, by little, that is a part of the brief wait; else it is one behind prompts.
-    often, free = power(chunk.stall.probability, 4.0), 1.0 - latency.wait.probability
-    alone = mixed_waits(latency.brief, add_waits(latency.brief, chunk.stall), often)
-    stalled = chunk.stall._replace(probability=(1.0 - often) * chunk.stall.probability)
-    late = either_wait(followed(latency.wait, chunk.stall), stalled._replace(probability=free * stalled.probability))
-    alone = alone._replace(probability=free * (1.0 - stalled.probability) * alone.probability)
+    # Stalls that nearly all calls have, and that vary little, are a part of what all calls take; others are told apart.
+    stall = chunk.stall
+    even = jnp.clip(5.0 * (stall.probability - 0.7), 0.0, 1.0) * jnp.clip(2.0 * (1.0 - stall.cv2), 0.0, 1.0)
+    taken_s = chunk.shown_s + latency.turn_s + even * stall.average_s
+    varied = chunk.variance + latency.turn_variance + even**2 * stall.variance_s2
+    stall, free = stall._replace(probability=(1.0 - even) * stall.probability), 1.0 - latency.wait.probability
+    late = either_wait(followed(latency.wait, stall), stall._replace(probability=free * stall.probability))
+    alone = latency.brief._replace(probability=free * (1.0 - stall.probability) * latency.brief.probability)
     long, alone, brief = jax.tree.map(lambda leaf: leaf[..., None], (late, alone, latency.brief))
-    spread = jnp.sqrt(latency.prefill_spread_s**2 + chunk.variance[..., None])
+    slack = jnp.asarray(x_s - taken_s)[..., None] - latency.prefill_s
+    spread = jnp.sqrt(latency.prefill_spread_s**2 + varied[..., None])
     served, room_s = _served(slack, _node_width(latency.prefill_s, spread))
     # Behind whole prompts the brief wait is a part of the long one's end; without a long one it stands alone.
     later_s = jnp.maximum(room_s - brief.average_s, 0.0)
@@ -259,7 +272,7 @@ def call_cdf(latency: Latency, ttft_s: Array, tpot_s: Array, call_s: Array) -> A
     """
     wait = jax.tree.map(lambda leaf: leaf[..., None], latency.wait)
     width = _node_width(latency.prefill_s, latency.prefill_spread_s)
-    first_s = latency.prefill_s + latency.brief.average_s[..., None]
+    first_s = latency.prefill_s + (latency.brief.average_s + latency.turn_s)[..., None]
     parts = latency.token.parts()
     outputs = jax.tree.map(jnp.asarray, (latency.steps, latency.output_weight, latency.brief_output))
 

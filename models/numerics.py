@@ -139,12 +139,6 @@ def choose(condition: Array, a: T, b: T) -> T:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
-def ramp(x: ArrayLike, centre: ArrayLike, half_width: ArrayLike) -> Array:
-    """Distribution function of a uniform spread of `half_width` around `centre`: 0 below, 1 above."""
-    half_width = jnp.maximum(half_width, TINY)
-    return jnp.clip(0.5 + 0.5 * (jnp.asarray(x) - centre) / half_width, 0.0, 1.0)
-
-
 def table_lookup(grid: ArrayLike, values: ArrayLike, x: ArrayLike) -> Array:
     """Linear interpolation of `values` on a uniform `grid`, held constant outside it."""
     grid, values = jnp.asarray(grid), jnp.asarray(values)

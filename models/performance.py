@@ -231,7 +231,7 @@ def _latency(
     output2 = jnp.sum(workload.output_weight * workload.output_steps**2 * square, -1)
     first = jnp.sum(weight * prefill_s, -1)
     first2 = jnp.sum(weight * prefill_s**2, -1)
-    call_mean = wait.average_s + brief.average_s + first + output
+    call_mean = wait.average_s + brief.average_s + waits.turn.mean_s + first + output
     # A measured constant may say that the first chunk is held back less than the engine does.
     constant_s = request_s(resolved, workload, catalog.engine)[1]
     soon = jnp.where(workload.output_steps < catalog.engine.first_chunk_steps, 1.0, 0.0)
@@ -239,6 +239,7 @@ def _latency(
     call_variance = (
         wait.variance_s2
         + brief.variance_s2
+        + waits.turn.variance
         + jnp.maximum(first2 - first**2, 0.0)
         + jnp.maximum(output2 - output**2, 0.0)
     )
@@ -247,6 +248,8 @@ def _latency(
     return Latency(
         wait=wait,
         brief=brief,
+        turn_s=waits.turn.mean_s,
+        turn_variance=waits.turn.variance,
         prefill_s=prefill_s,
         prefill_spread_s=prefill.spread_s,
         prefill_weight=weight,

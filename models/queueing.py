@@ -167,12 +167,6 @@ def either_wait(one: Wait, other: Wait) -> Wait:
     return Wait(probability, mean, jnp.clip(second / jnp.maximum(mean**2, 1e-24) - 1.0, 1e-4, 1e6))
 
 
-def mixed_waits(one: Wait, other: Wait, share: Array) -> Wait:
-    """The one, or with a probability `share` the other."""
-    parts = (w._replace(probability=p * w.probability) for w, p in ((one, 1.0 - share), (other, share)))
-    return either_wait(*parts)
-
-
 def uniform_wait(probability: Array, longest_s: Array) -> Wait:
     """With some probability, a wait uniform between 0 and `longest_s` (for the end of the step in progress)."""
     return Wait(probability, 0.5 * longest_s, jnp.full_like(longest_s, 1.0 / 3.0))

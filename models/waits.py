@@ -46,11 +46,19 @@ class Reads(NamedTuple):
     utilization: Array  # of the busiest path to a tier
 
 
+class Turn(NamedTuple):
+    """What nearly all calls of a shared pool wait for, evenly spread: too even to be a gamma variable. Shapes (n,)."""
+
+    mean_s: Array
+    variance: Array
+
+
 class CallWaits(NamedTuple):
     """A call's waits, and what is worth knowing of their parts; shapes (n,)."""
 
     long: Wait  # for prefill and for room to decode: behind whole prompts
     brief: Wait  # for the step in progress, for mates in the own one, for the link
+    turn: Turn  # for the step of a decode that hardly ever rests
     admission: Wait
     link_utilization: Array
     departures_cv2: Array  # of calls that leave prefill
@@ -73,6 +81,8 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
     # The brief waits are part of every long one, so this one adds what is longer of it.
     more_s = jnp.maximum(held.busy.average_s - held.idle.average_s, 0.0) / jnp.maximum(held.busy.probability, 1e-6)
     queue = followed(queue, held.busy._replace(mean_s=more_s))
+    decoding, step = _step_in_progress(point, pools)
+    queue = _without(queue, decoding.mean_s)
     if pools.retained is not None:  # calls that decode prefills come by none of these
         reload, queue, turn, *link = (_thinned(wait, point.local) for wait in (reload, queue, turn, *link))
         queue = add_waits(queue, _local_queue(point, pools))
@@ -86,10 +96,11 @@ def call_waits(point: OperatingPoint, pools: Pools, workload: Workload, llm: LLM
         parts = (*parts, *found.waits)
         link_utilization = jnp.maximum(link_utilization, found.link_utilization)
     long = add_waits(*parts)
-    brief = add_waits(*_step_in_progress(point, pools), point.burst.together.paused, held.idle, *link)
+    brief = add_waits(*step, point.burst.together.paused, held.idle, *link)
     return CallWaits(
         long,
         brief,
+        decoding,
         admission,
         link_utilization,
         departures,
@@ -282,21 +293,33 @@ def _reads(point: OperatingPoint, pools: Pools, workload: Workload) -> Reads:
     return Reads(total, read, busiest)
 
 
-def _step_in_progress(point: OperatingPoint, pools: Pools) -> tuple[Wait, Wait]:
+def _step_in_progress(point: OperatingPoint, pools: Pools) -> tuple[Turn, tuple[Wait, Wait]]:
     """A call that arrives in a shared pool first waits for the step in progress to end: one of decode, or, where the
-    micro-batches of a pipeline keep step with it, one with another call's chunk."""
+    micro-batches of a pipeline keep step with it, one with another call's chunk.
+
+    Decode that is nearly always (a share of 0.9 of the time, else none from 0.7 on down) at work is a turn of all calls
+    that find no prefill.
+    """
     busy = -jnp.expm1(-point.state.batch)
     step_s = jnp.maximum(point.step_s * pools.decode.yielded, 1e-6)
-    decode = uniform_wait(pools.shared * busy * (1.0 - point.prefill_share), step_s)
+    always = pools.shared * jnp.clip(5.0 * (busy - 0.7), 0.0, 1.0)
+    turn = Turn(0.5 * always * busy * step_s, jnp.square(always * step_s) * busy * (1.0 / 3.0 - 0.25 * busy))
+    decode = uniform_wait((pools.shared - always) * busy * (1.0 - point.prefill_share), step_s)
     others = pools.chunked * point.prefill_share * (1.0 - 1.0 / pools.prefill_ways)
-    return decode, uniform_wait(others, jnp.maximum(point.chunk_step_s, 1e-6))
+    return turn, (decode, uniform_wait(others, jnp.maximum(point.chunk_step_s, 1e-6)))
+
+
+def _without(wait: Wait, turn_s: Array) -> Wait:
+    """A wait behind others' prefill, where all calls are said to wait for their turn, these too."""
+    left = jnp.maximum(1.0 - turn_s / jnp.maximum(wait.mean_s, TINY), 0.05)
+    return wait._replace(mean_s=wait.mean_s * left, cv2=wait.cv2 / left**2)
 
 
 def sessions_in_progress(state: State, pools: Pools, workload: Workload, llm: LLM, rate: Array, seen: Array) -> Array:
     """Sessions in progress at session rate `rate` (Little's law); infinite where a pool is saturated."""
     point = operating_point(state, pools, workload, llm, rate, seen)
     waits = call_waits(point, pools, workload, llm, seen)
-    waiting_s = waits.long.average_s + waits.brief.average_s
+    waiting_s = waits.long.average_s + waits.brief.average_s + waits.turn.mean_s
     latency = pools.prefill_latency_s + state.miss * (pools.missed_latency_s - pools.prefill_latency_s)
     latency = latency * point.riding
     prefill_s = latency + point.moved.waited_s

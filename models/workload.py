@@ -296,8 +296,24 @@ def bin_edges(nodes: int) -> Floats:
 
 def bins(values: Floats, nodes: int) -> Bins:
     """Sample indices of each bin, in rising order of `values`."""
-    cuts = np.rint(bin_edges(nodes)[1:-1] * len(values)).astype(int)
-    return np.split(_rising(values), cuts)
+    return np.split(_rising(values), _cuts(len(values), nodes))
+
+
+def _cuts(count: int, nodes: int) -> NDArray[np.intp]:
+    return np.rint(bin_edges(nodes)[1:-1] * count).astype(np.intp)
+
+
+def bins_between_gaps(values: Floats, nodes: int) -> Bins:
+    """The same; where the values jump by a tenth within half a bin of where two of them part, they part there."""
+    order = _rising(values)
+    rising, ends = values[order], [0, *_cuts(len(values), nodes), len(values)]
+    jumps, cuts = np.diff(rising), []
+    for before, cut, after in zip(ends, ends[1:], ends[2:], strict=False):
+        low, high = cut - (cut - before) // 2, cut + (after - cut) // 2
+        largest = low + int(np.argmax(jumps[low - 1 : high])) if 0 < low <= high < len(values) else cut
+        apart = 0 < largest < len(values) and jumps[largest - 1] > 0.1 * rising[largest]
+        cuts.append(largest if apart else cut)
+    return np.split(order, cuts)
 
 
 def _rising(values: Floats) -> NDArray[np.intp]:
@@ -344,7 +360,8 @@ def prefill_size(tokens: Floats, context: Floats) -> Floats:
 def prefill_nodes(tokens: Floats, context: Floats, encoded: Encoded | None = None) -> PrefillNodes:
     """Nodes and moments of prefilling the last `tokens` of each `context`, with its images to encode."""
     pairs, cached = tokens * (context - 0.5 * tokens), context - tokens
-    parts, u, q = bins(prefill_size(tokens, context), PREFILL_NODES), tokens / tokens.mean(), pairs / pairs.mean()
+    parts = bins_between_gaps(prefill_size(tokens, context), PREFILL_NODES)
+    u, q = tokens / tokens.mean(), pairs / pairs.mean()
     cached_var = _bin_moments(cached, parts)[1]
     together = _bin_means(tokens * cached, parts) - _bin_means(tokens, parts) * _bin_means(cached, parts)
     moments, of_q = np.zeros((4, 4)), [np.ones_like(q), q, q * q, q * q * q]

@@ -237,7 +237,7 @@ def _seconds(parts: list[Part], found: Performance, workload: Any) -> Rows:
     rows: Rows = dict.fromkeys(ROWS, 0.0)
     rows |= {part.stage: part.computed_s for part in parts}
     rows |= {
-        WAITING: _number(latency.wait.average_s + latency.brief.average_s),
+        WAITING: _number(latency.waiting_s),
         LOST: lost_s,
         HANDLING: handling_s,
         TRANSFER: transfer_s,

@@ -158,7 +158,7 @@ def _first_token(found: Performance, row: dict[str, Any], resolved: Resolved, st
     point, latency = found.point, found.latency
     return {
         "total_s": row["ttft_mean_s"],
-        "waiting_s": _number(latency.wait.average_s + latency.brief.average_s),
+        "waiting_s": _number(latency.waiting_s),
         **{f"prefill: {k}": v for k, v in _by_cause(found.prefill_call).items()},
         **_encoder(found),
         **_kv_transfer(found),

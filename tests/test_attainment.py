@@ -118,7 +118,7 @@ def test_mean_is_the_integral_of_the_survival(latency, name):
     mean = np.asarray(latency.ttft_mean_s if name == "ttft" else session)
     grid = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 600)])  # in means
     late = 1.0 - curve(latency, name, grid, mean)
-    assert np.trapezoid(late, grid, axis=0) == pytest.approx(1.0, rel=0.05)
+    assert np.trapezoid(late, grid, axis=0) == pytest.approx(1.0, rel=0.02)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.95])
@@ -135,6 +135,8 @@ def test_without_waiting_or_spread_times_are_steps():
     latency = Latency(
         wait=Wait(zero, zero, one),
         brief=Wait(zero, zero, one),
+        turn_s=zero,
+        turn_variance=zero,
         prefill_s=one[:, None],
         prefill_spread_s=zero[:, None],
         prefill_weight=one[:, None],
@@ -162,8 +164,9 @@ def test_a_wait_that_all_calls_have_does_not_cut_off_the_faster_half_of_a_node(l
     chunk = FirstChunk(one, one, 1e-4 * one, none)
     nodes = jnp.ones_like(latency.prefill_s)
     alike = dataclasses.replace(
-        latency, wait=Wait(one, one, 1e-4 * one), brief=none, prefill_s=nodes, prefill_spread_s=0.1 * nodes,
-        chunk=chunk, brief_chunk=chunk._replace(share=0.0 * one),
+        latency, wait=Wait(one, one, 1e-4 * one), brief=none, turn_s=0.0 * one,
+        turn_variance=0.0 * one, prefill_s=nodes, prefill_spread_s=0.1 * nodes, chunk=chunk,
+        brief_chunk=chunk._replace(share=0.0 * one),
     )  # fmt: skip
     found = [np.asarray(ttft_cdf(alike, x * one)) for x in (2.8, 3.0, 3.2)]
     assert found[1] == pytest.approx(0.5, abs=0.1)
@@ -177,8 +180,9 @@ def test_short_outputs_are_shown_before_long_ones(latency):
     late = FirstChunk(0.5 * one, 5.0 * one, 1e-4 * one, none)
     nodes = jnp.ones_like(latency.prefill_s)
     halves = dataclasses.replace(
-        latency, wait=none, brief=none, prefill_s=nodes, prefill_spread_s=1e-3 * nodes,
-        chunk=late, brief_chunk=late._replace(shown_s=0.0 * one),
+        latency, wait=none, brief=none, turn_s=0.0 * one,
+        turn_variance=0.0 * one, prefill_s=nodes, prefill_spread_s=1e-3 * nodes, chunk=late,
+        brief_chunk=late._replace(shown_s=0.0 * one),
     )  # fmt: skip
     for x, share in ((0.8, 0.0), (1.2, 0.5), (5.8, 0.5), (6.2, 1.0)):
         assert np.asarray(ttft_cdf(halves, x * one)) == pytest.approx(share, abs=0.01)

@@ -97,7 +97,7 @@ def test_the_first_chunk_delays_ttft_but_not_the_call(served):
     )
     seen = found.latency
     assert np.asarray(seen.first_chunk_s) == pytest.approx(np.asarray(expected), rel=1e-3)
-    waited = seen.wait.average_s + seen.brief.average_s
+    waited = seen.waiting_s
     parts = waited + jnp.sum(seen.prefill_weight * seen.prefill_s, -1)
     call = np.asarray(parts) + (OUTPUT - 1.0) * np.asarray(found.latency.tpot_mean_s)
     assert np.asarray(found.latency.call_mean_s) == pytest.approx(call, rel=1e-3)

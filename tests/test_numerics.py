@@ -12,7 +12,6 @@ from breakeven.models.numerics import (
     gamma_cdf,
     gamma_survival,
     normal_cdf,
-    ramp,
     smooth_max,
     table_lookup,
     wait_probability,
@@ -89,8 +88,7 @@ def test_waiting_is_likelier_under_more_load_and_with_fewer_servers(servers, a, 
     assert float(wait_probability(servers + 1.0, high)) <= float(wait_probability(servers, high)) + 1e-6
 
 
-def test_ramp_and_table_lookup_are_linear_between_and_constant_outside():
-    assert np.asarray(ramp(np.array([-2.0, -1.0, 0.0, 0.5, 3.0]), 0.0, 1.0)).tolist() == [0.0, 0.0, 0.5, 0.75, 1.0]
+def test_table_lookup_is_linear_between_and_constant_outside():
     grid, values = jnp.array([0.0, 1.0, 2.0]), jnp.array([1.0, 3.0, 0.0])
     found = table_lookup(grid, values, np.array([-5.0, 0.0, 0.5, 1.0, 1.5, 2.0, 9.0]))
     assert np.asarray(found) == pytest.approx([1.0, 1.0, 2.0, 3.0, 1.5, 0.0, 0.0], abs=5e-3)
