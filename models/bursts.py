@@ -110,11 +110,18 @@ def in_the_last(step: Step, servers: Array, before_s: Array, room: Array) -> tup
     return some * given, some * (1.0 - some + varies) * given**2
 
 
+def _whole_steps(budget_s: Array, ahead_s: Array) -> Array:
+    """Share of exponential work of this mean that fills whole steps."""
+    x = jnp.minimum(budget_s / (ahead_s + 1e-9), 30.0)
+    return x / (jnp.expm1(x) + 1e-9)
+
+
 def burst(step: Step, servers: Array, pause_s: Array) -> Burst:
     r"""The burst around a call of an engine whose steps it joins.
 
-    With exponential work of mean a ahead and steps of T seconds the share :math:`y = x/(e^x - 1)`, x = T/a, is waited
-    for in whole steps, the rest is computed in the call's own one. So it begins after
+    With exponential work of mean a ahead, beside what mates share, and steps of T seconds the share
+    :math:`y = x/(e^x - 1)`, x = T/a, is waited for in whole steps, the rest is computed in the call's own one. So it
+    begins after
 
     .. math:: D = \rho ((1 - y) r + y a) + \text{pause},
 
@@ -127,8 +134,11 @@ def burst(step: Step, servers: Array, pause_s: Array) -> Burst:
     load = jnp.minimum(rate * step.marginal_s, rho)
     found_s = 0.5 * service.second / service.first / (1.0 - rho)
     residual_s = jnp.minimum(_residual_s(step, load), found_s)
-    x = jnp.minimum(step.budget_s / (found_s + 1e-9), 30.0)
-    whole = x / (jnp.expm1(x) + 1e-9)
+    # Of what it waits for, the budget has to hold what mates do not share.
+    whole = _whole_steps(step.budget_s, found_s)
+    waited_s = (1.0 - whole) * residual_s * (1.0 + load) + whole * found_s
+    ahead_s = load * waited_s + jnp.minimum(step.marginal_s / service.first, 1.0) * residual_s
+    whole = _whole_steps(step.budget_s, jnp.minimum(ahead_s, found_s))
     begins_s = (1.0 - whole) * residual_s + whole * found_s
     shorter = ((1.0 - whole) * residual_s * (1.0 + step.depth * load) + whole * found_s) / found_s
     one = 1.0 / servers

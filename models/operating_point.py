@@ -262,6 +262,17 @@ def _stretch(
     return batched + riding / mates, 1.0 + riding, chunks
 
 
+def _mate(pools: Pools, service: Moments) -> tuple[Array, Array]:
+    """(mean, second moment) of the seconds by which one more prompt makes a step longer: what mates share takes a call
+    that lost its prefix as long, the rest longer."""
+    ways, found = pools.prefill_ways, pools.resident
+    shared_s = jnp.maximum(found.first - pools.mate_s / ways, 0.0)
+    more_s = service.first - found.first
+    more_s2 = service.second - found.second - 2.0 * shared_s * more_s
+    mean_s = jnp.maximum(pools.mate_s + ways * more_s, 0.1 * pools.mate_s)
+    return mean_s, jnp.maximum(pools.mate_s2 + ways**2 * more_s2, mean_s**2)
+
+
 def _held_parts(pools: Pools, utilization: Array, step_s: Array, service: Moments, ranks_busy: Array) -> Array:
     """How much longer prefill holds decode up than it occupies its engine, where the engine works on w parts at once.
 
@@ -321,8 +332,8 @@ def operating_point(
     slowdown = 1.0 / (1.0 - jnp.minimum(joined * share + encoding, HIGHEST) + joined * chunk_rate * step_s)
     met = seen * prefill_rate
     pause_s = pools.shared * (1.0 - share) * -jnp.expm1(-state.batch) * 0.5 * step_s * pools.decode.yielded
-    part = riding / pools.prefill_ways
-    mate = jnp.minimum(pools.mate_s * part, service.first), pools.mate_s2 * part**2
+    part, (mate_s, mate_s2) = riding / pools.prefill_ways, _mate(pools, alone)
+    mate = jnp.minimum(mate_s * part, service.first), mate_s2 * part**2
     filled = Step(met, service, *mate, state.mates, pools.budget_s * riding, pools.prefill_ways / pools.prefill_ranks)
     around = burst(filled, prefill_servers(pools), pause_s)
     delay = _decode_delay(pools, around, service, met, share, step_s, chunk_step_s, steps)

@@ -5,6 +5,7 @@ traced code and another one does not recompile. Tokens and seconds.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
@@ -42,8 +43,8 @@ class PrefillNodes:
     tokens: Leaf
     pairs: Leaf
     context: Leaf
-    cached_sd: Leaf  # standard deviation of ctx - u within the bin
-    tokens_per_cached: Leaf  # slope of u on ctx - u there
+    cached_sd: Leaf  # standard deviation of ctx - u among prefills of the bin that are of one size
+    tokens_per_cached: Leaf  # slope of u on ctx - u among these
     mean_tokens: Leaf
     mean_pairs: Leaf
     moments: Leaf  # (4, 4)
@@ -357,13 +358,22 @@ def prefill_size(tokens: Floats, context: Floats) -> Floats:
     return np.rint(8.0 * (tokens * (1.0 + (context - 0.5 * tokens) / 30_000.0) + context / 100.0))
 
 
+def _of_one_size(size: Floats, tokens: Floats, cached: Floats) -> tuple[float, float]:
+    """(standard deviation of cached tokens, slope of new ones on them) without what both have in common with the size:
+    a bin is as wide as its sizes are apart."""
+    about = size - size.mean()
+    t, c = (x - x.mean() - about * (np.dot(about, x) / max(np.dot(about, about), 1e-9)) for x in (tokens, cached))
+    square = float(np.dot(c, c))
+    return math.sqrt(square / len(c)), float(np.dot(t, c)) / max(square, float(len(c)))
+
+
 def prefill_nodes(tokens: Floats, context: Floats, encoded: Encoded | None = None) -> PrefillNodes:
     """Nodes and moments of prefilling the last `tokens` of each `context`, with its images to encode."""
-    pairs, cached = tokens * (context - 0.5 * tokens), context - tokens
-    parts = bins_between_gaps(prefill_size(tokens, context), PREFILL_NODES)
-    u, q = tokens / tokens.mean(), pairs / pairs.mean()
-    cached_var = _bin_moments(cached, parts)[1]
-    together = _bin_means(tokens * cached, parts) - _bin_means(tokens, parts) * _bin_means(cached, parts)
+    pairs, size = tokens * (context - 0.5 * tokens), prefill_size(tokens, context)
+    parts, u, q = bins_between_gaps(size, PREFILL_NODES), tokens / tokens.mean(), pairs / pairs.mean()
+    cached_sd, slope = zip(
+        *(_of_one_size(size[part], tokens[part], (context - tokens)[part]) for part in parts), strict=True
+    )
     moments, of_q = np.zeros((4, 4)), [np.ones_like(q), q, q * q, q * q * q]
     for i, of_u in enumerate((np.ones_like(u), u, u * u, u * u * u)):
         for j in range(4 - i):
@@ -373,8 +383,8 @@ def prefill_nodes(tokens: Floats, context: Floats, encoded: Encoded | None = Non
         tokens=_leaf(_bin_means(tokens, parts)),
         pairs=_leaf(_bin_means(pairs, parts)),
         context=_leaf(_bin_means(context, parts)),
-        cached_sd=_leaf(np.sqrt(cached_var)),
-        tokens_per_cached=_leaf(together / np.maximum(cached_var, 1.0)),
+        cached_sd=_leaf(cached_sd),
+        tokens_per_cached=_leaf(slope),
         mean_tokens=_leaf(tokens.mean()),
         mean_pairs=_leaf(pairs.mean()),
         moments=_leaf(moments),
