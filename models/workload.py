@@ -310,7 +310,7 @@ def bins_between_gaps(values: Floats, nodes: int) -> Bins:
     rising, ends = values[order], [0, *_cuts(len(values), nodes), len(values)]
     jumps, cuts = np.diff(rising), []
     for before, cut, after in zip(ends, ends[1:], ends[2:], strict=False):
-        low, high = cut - (cut - before) // 2, cut + (after - cut) // 2
+        low, high = cut - (cut - before) // 2, cut + (after - cut - 1) // 2
         largest = low + int(np.argmax(jumps[low - 1 : high])) if 0 < low <= high < len(values) else cut
         apart = 0 < largest < len(values) and jumps[largest - 1] > 0.1 * rising[largest]
         cuts.append(largest if apart else cut)

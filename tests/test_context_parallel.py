@@ -105,7 +105,8 @@ def test_simulated_prefill_is_that_of_the_model(study):
 
 def test_a_million_tokens_wait_as_evaluated():
     """Prompts of a million tokens, a quarter of the time of sixteen nodes: M/D/1, by the model and played."""
-    study = Study.load(PUBLISHED / "million-tokens.yaml", ["load.sessions_per_second=0.004"])
+    changes = "load.sessions_per_second=0.004", "space.prefill.context_parallel=16", "space.decode.pipeline_parallel=2"
+    study = Study.load(PUBLISHED / "million-tokens.yaml", changes)
     ready = study.simulator().ready(np.array([0]))[0]
     assert ready["feasible"] and ready["utilization_prefill"] == pytest.approx(0.26, abs=0.02)
     ttft_s = np.concatenate([run.latencies()["ttft_s"] for run in ready.replicate(4, 2000, 1).runs])

@@ -139,6 +139,12 @@ GRID = [
     ),
     # The time to the first token hardly varies here: a bound 1 % off is met by 7 % more calls.
     pytest.param({"topologies": "E | PA PF | DA | DF", "replicas": 2, **SCREENS}, 0.4, 0.08, id="encoder-afd"),
+    pytest.param(
+        {"topologies": "afd", "replicas": 4, "placement": {"projections": "ffn", "lm_head": "attention"}},
+        0.03,
+        0.05,
+        id="afd-placed",
+    ),
     pytest.param({"topologies": "pd", "replicas": 4, "routing": "random", "workload": "chat"}, 1.0, 0.05, id="random"),
     pytest.param({"topologies": "pd", "replicas": 4, "routing": "prefix-aware"}, 0.03, 0.05, id="prefix-aware"),
 ]
