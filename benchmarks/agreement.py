@@ -339,7 +339,7 @@ def summary(frame: pd.DataFrame) -> str:
     trusted = frame.loc[frame["unverified"].fillna("").eq("")]
     parts = [f"{len(set(frame['case']))} deployments, {len(set(trusted['case']))} in the trusted region"]
     parts.append(f"{len(frame) - len(known)} of {len(frame)} comparisons unresolved or saturated")
-    techniques = [["metric", "technique"]] if known["technique"].any() else []
+    techniques = [["metric", "technique"]] if any(known["technique"]) else []
     for by in (["metric"], ["metric", "pool"], ["metric", "workload"], ["metric", "share"], *techniques):
         grouped = known.assign(far=known["apart"].abs()).groupby(["trusted", *by])
         table = grouped.agg(points=("apart", "size"), mean=("apart", "mean"), mean_distance=("far", "mean"))
