@@ -223,7 +223,7 @@ def _served(slack_s: Array, width_s: Array) -> tuple[Array, Array]:
     below, above = 1.0 + x, 1.0 - x
     share = jnp.where(x < 0.0, 0.5 * below**2, 1.0 - 0.5 * above**2)
     room_s = jnp.maximum(slack_s, 0.0) + width_s * jnp.minimum(below, above) ** 3 / 6.0
-    return share, jnp.where(x < 0.0, width_s * below / 3.0, room_s / share)
+    return share, jnp.where(x < 0.0, width_s * below / 3.0, room_s / jnp.maximum(share, 0.5))
 
 
 def ttft_cdf(latency: Latency, x_s: Array) -> Array:

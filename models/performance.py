@@ -295,7 +295,7 @@ def _with_others(prefill: Prefill, point: OperatingPoint, pools: Pools) -> Prefi
     before_s = prefill.before * pools.alone_s * point.stretch[:, None] / point.filled.depth[:, None]
     mean_s, variance = in_the_last(point.filled, prefill_servers(pools), before_s, prefill.room)
     one = jnp.where((pools.prefill_ranks <= 1.0) & (pools.prefill_workers <= 1.0), 1.0, 0.0)[:, None]
-    spread_s = jnp.sqrt(prefill.spread_s**2 + one * variance)
+    spread_s = jnp.sqrt(prefill.spread_s**2 + one * variance + 1e-18)  # the root of 0 has no derivative
     return prefill._replace(latency_s=prefill.latency_s + one * mean_s, spread_s=spread_s)
 
 

@@ -291,7 +291,7 @@ def build_pools(resolved: Resolved, workload: Workload, catalog: Catalog) -> tup
 def _last_step(tokens: Array, budget: Array) -> tuple[Array, Array]:
     """(share of a prefill before its last step, share of the token budget that this one leaves), 0 where it is the only
     one; (n, nodes)."""
-    steps = tokens / budget[:, None]
+    steps = prefill_chunks(tokens, budget[:, None])
     last = jnp.ceil(steps)
     several = last > 1.0
     return jnp.where(several, (last - 1.0) / steps, 0.0), jnp.where(several, last - steps, 0.0)

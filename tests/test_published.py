@@ -31,6 +31,6 @@ def test_distserve_is_ahead_only_of_what_it_was_compared_with(published: ModuleT
 
 
 def test_a_million_tokens_are_prefilled_in_the_time_published(published: ModuleType) -> None:
-    """The same nodes take nearly twice as long over 131,072 tokens as the model says; docs/accuracy.md."""
+    """Over 131,072 tokens the same nodes take longer than the model says, by more than a quarter; docs/accuracy.md."""
     million, shorter = published.million_tokens()
     assert million.agrees and not shorter.agrees
