@@ -243,5 +243,5 @@ class _Late(NamedTuple):
         """Of as many stages as there are behind the first."""
         probability, behind = jnp.clip(self.probability, 1e-6, 1.0), depth - 1.0
         mean_s = behind * self.first / probability + 1e-9
-        cv2 = behind**2 * self.second / (probability * mean_s**2 + 1e-20) - 1.0
+        cv2 = behind**2 * self.second / (probability * mean_s**2 + 1e-15) - 1.0  # 1e-20 squared is 0 in 32 bit
         return Wait(jnp.where(depth > 1.0, probability, 0.0), mean_s, jnp.clip(cv2, 0.05, 100.0))
