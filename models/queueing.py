@@ -39,7 +39,7 @@ class Wait(NamedTuple):
         """(share, rate per second) of two exponentials with this mean and, from 1 on, this squared CV (balanced means):
         a cheap stand-in for the gamma tail."""
         excess = jnp.maximum(self.cv2, 1.0)
-        share = 0.5 * (1.0 + jnp.sqrt((excess - 1.0) / (excess + 1.0)))
+        share = 0.5 * (1.0 + jnp.sqrt((excess - 1.0) / (excess + 1.0) + 1e-12))  # the root of 0 has no derivative
         mean = self.mean_s + TINY
         return (share, 2.0 * share / mean), (1.0 - share, 2.0 * (1.0 - share) / mean)
 

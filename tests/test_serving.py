@@ -252,6 +252,20 @@ def test_32_bit_ranks_candidates_as_64_bit_does(study, deployment, outcome, feas
     assert (np.sign(a[:, None] - a[None]) == np.sign(b[:, None] - b[None]))[apart].all()
 
 
+def test_derivatives_by_the_load_are_numbers(study, deployment, outcome):
+    """Of every candidate below saturation, with and without a pipeline, feasible or not, in 32 bit."""
+
+    def measures(factor):
+        load = dataclasses.replace(study.workload, sessions_per_second=study.workload.sessions_per_second * factor)
+        found = evaluate(deployment, load, study.slo, study.catalog)
+        return {name: getattr(found, name) for name in ("slo_attainment", "ttft_attainment", "ttft_mean_s")}
+
+    one, able = jnp.float32(1.0), np.asarray(outcome.utilization_max) < 1.0
+    assert able.sum() > 200
+    for name, slope in jax.jvp(measures, (one,), (one,))[1].items():
+        assert np.isfinite(np.asarray(slope)[able]).all(), name
+
+
 SCALED = ("memory_bandwidth_bytes_per_s", "bf16_flops_per_s", "link_bytes_per_s")
 
 
