@@ -146,7 +146,8 @@ def at_use(made: dict[str, Any], use: float) -> Ready | None:
     cannot be."""
     try:
         base = study(made, 1.0)
-    except InputError:
+    except InputError as error:
+        print(f"not possible: {error}", flush=True)
         return None
     loads = dataclasses.replace(base.workload, sessions_per_second=RATES.astype(np.float32))
     evaluator = dataclasses.replace(base.evaluator(), workload=loads)  # a candidate per load

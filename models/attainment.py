@@ -228,8 +228,14 @@ def _served(slack_s: Array, width_s: Array) -> tuple[Array, Array]:
 
 def ttft_cdf(latency: Latency, x_s: Array) -> Array:
     """P(TTFT <= x); x of shape (n,) or scalar."""
-    late, soon = (part.share * _ttft_cdf(latency, part, x_s) for part in (latency.chunk, latency.brief_chunk))
-    return late + soon
+    ways = jax.tree.map(lambda *leaves: jnp.stack(leaves), latency.chunk, latency.brief_chunk)
+    none = jnp.zeros_like(latency.call_mean_s)
+
+    def body(total: Array, way: FirstChunk) -> tuple[Array, None]:
+        within = lax.cond(jnp.any(way.share > 0.0), lambda: way.share * _ttft_cdf(latency, way, x_s), lambda: none)
+        return total + within, None
+
+    return lax.scan(body, none, ways)[0]  # compiled once, and seldom are there outputs of both kinds
 
 
 def _ttft_cdf(latency: Latency, chunk: FirstChunk, x_s: Array) -> Array:

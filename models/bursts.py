@@ -97,10 +97,11 @@ def in_the_last(step: Step, servers: Array, before_s: Array, room: Array) -> tup
     """
     came = _joins(step, servers)[:, None] * before_s + 1e-6
     some = -jnp.expm1(-came)
-    many, square = came / some, (came + came**2) / some
+    many = came / some
     mean = many * step.marginal_s[:, None]
-    each = step.marginal_s2 / step.marginal_s**2 - 1.0  # squared CV of one
-    cv2 = (many * each[:, None] + square - many**2) / many**2
+    # Squared CV of their sum, given that there are any: that of their number is 1 / many - (1 - some).
+    one2 = step.marginal_s2 / step.marginal_s**2
+    cv2 = one2[:, None] / many - (1.0 - some)
     fits = room * step.budget_s[:, None]
     apart = (mean - fits) ** 2 + jnp.minimum(0.54 * cv2, 2.0) * mean * fits
     given = 0.5 * (mean + fits - jnp.sqrt(apart + 1e-18))
