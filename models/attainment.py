@@ -348,7 +348,7 @@ def shortfall(attainment: Attainment, slo: Slo) -> Array:
     return worst
 
 
-def percentile(cdf: object, latency: Latency, share: float, iterations: int = 40) -> Array:
+def percentile(cdf: object, latency: Latency, share: float, iterations: int = 26) -> Array:
     """The time that `share` of a latency's `cdf(latency, x)` stays below, by bisection on log time, seconds."""
     low = jnp.full_like(latency.call_mean_s, -14.0)
     high = jnp.full_like(low, 18.0)

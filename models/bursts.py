@@ -182,12 +182,13 @@ def held_up(rate: Array, seconds: Array, weight: Array, longest_s: Array, depth:
     reached). Before any call it is :math:`(1 - \rho) / (1 - \lambda E[S; S \le x])` times that.
     """
     seconds, weight, half = seconds.T, weight.T, seconds.shape[-1] // 2  # sums over the first axis are sums of vectors
+    whole_s = jnp.sum(weight * seconds, 0)
+    rho = jnp.clip(rate * whole_s, 1e-6, HIGHEST)
+    rate = rho / whole_s  # of a saturated stage no more than it can take
     low = jnp.minimum(seconds[0], seconds[half])
-    seconds = jnp.minimum(seconds, low + longest_s)
+    seconds = jnp.minimum(seconds, low + longest_s)  # of a long prompt, the step that others wait behind
     high = 1.001 * jnp.maximum(seconds[half - 1], seconds[-1])
     mean_s = jnp.sum(weight * seconds, 0)
-    rho = jnp.clip(rate * mean_s, 1e-6, HIGHEST)
-    rate = rho / mean_s  # of a saturated stage no more than it can take
 
     def at(y: Array, beyond: Array, before: _Point) -> _Point:
         served = jnp.sum(weight * jnp.minimum(seconds, y), 0)  # E[min(S, y)]
