@@ -38,11 +38,11 @@ def test_normal_cdf():
 
 
 def test_gamma_survival_is_the_incomplete_gamma_function():
-    """Documented: absolute error below 1e-4 for shapes 0.05 to 3."""
+    """Documented: absolute error below 3e-5 for shapes 0.05 to 3."""
     shape = np.linspace(0.05, 3.0, 60)[:, None]
     x = np.concatenate([[0.0], np.geomspace(1e-6, 80.0, 600)])[None]
     error = np.asarray(gamma_survival(jnp.float32(x), jnp.float32(shape))) - special.gammaincc(shape, x)
-    assert np.abs(error).max() < 1e-4
+    assert np.abs(error).max() < 3e-5
 
 
 @pytest.mark.parametrize(("shapes", "allowed"), [((3.0, 200.0), 0.0025), ((0.5, 3.0), 0.035)])
