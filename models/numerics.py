@@ -77,7 +77,7 @@ def power(base: ArrayLike, exponent: ArrayLike) -> Array:
 
 def normal_cdf(z: ArrayLike) -> Array:
     """Standard normal distribution function; absolute error below 2e-7 in 32-bit floats."""
-    return 0.5 * (1.0 + lax.erf(jnp.asarray(z) * 0.70710678))
+    return 0.5 + 0.5 * jnp.maximum(lax.erf(jnp.asarray(z) * 0.70710678), -1.0)  # rounded below -1 by some compilers
 
 
 def gamma_survival(x: ArrayLike, shape: ArrayLike) -> Array:

@@ -94,7 +94,7 @@ def _percentiles(latency: Latency) -> dict[str, jax.Array]:
 
 @jax.jit
 def _session_p95(latency: Latency) -> jax.Array:
-    return percentile(session_cdf, latency, 0.95, iterations=24)
+    return percentile(session_cdf, latency, 0.95)
 
 
 @dataclass(frozen=True)
